@@ -183,6 +183,7 @@ def cost(
     facts = report.summary(found, shape, on, extra_tokens)
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     software, rollout = report.by_scenario(found, shape, on), report.rollout(found, shape, on)
+    memory, sent = report.fits(found, shape, on), report.sent(found, shape)
     if measure:
         from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
         from fp4dse.results.text.frames import plain
@@ -192,7 +193,8 @@ def cost(
         times = list(layer_times(found, shape, device))
         facts["measured"], layers = plain(measured_overhead(times)), layer_rows(times, found, shape, on)
     if as_json:
-        tables = {"scenarios": software, "split": parts, "operations": work, "rollout": rollout}
+        tables = {"scenarios": software, "split": parts, "operations": work, "memory": memory, "sent": sent}
+        tables |= {"rollout": rollout}
         print_json({**facts, **tables, "measured_layers": layers})
         return
     print_facts({name: short(value, 4) for name, value in facts.items()})
@@ -200,6 +202,8 @@ def cost(
         "The step by how good the software is:": software,
         "The step by part:": parts,
         "Bytes and instructions per element of the tensor:": work,
+        "Memory, and the share of blocks to be made again so that it fits:": memory,
+        "Tokens to experts on other GPUs, in a micro-batch:": sent,
         f"A token of a rollout for so many sequences of {report.CONTEXT:,} tokens at once:": rollout,
         f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,
     }

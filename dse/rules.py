@@ -96,8 +96,8 @@ def _factors_slot(r: Recipe) -> ConfigError | None:
 
 
 def _factors_beside(r: Recipe) -> ConfigError | None:
-    """Factors are parameters that all lanes of a population have in the same layers; a rollout of its own, and a
-    training of less than all, have no place for them."""
+    """Factors are parameters that all lanes of a population have in the same layers; a rollout of its own has no
+    place for them, and without training there are none."""
     if not isinstance(r.fprop.w.outliers, TrainedFactors):
         return None
     beside = {

@@ -26,6 +26,7 @@ shape alone (ops/products). So a lane has the same bits whatever other lanes are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -36,6 +37,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.dispatch import by_device, why_not_capable
+from fp4dse.kernels.ops.grouped import grouped
 from fp4dse.kernels.ops.products import bf16, in_segments, multiply, scaled
 
 FP8 = torch.float8_e4m3fn
@@ -77,14 +79,29 @@ def pick(
     return "fp32", tuple(reasons)
 
 
-def product(gemm: Gemm, operands: tuple[Tensor, Tensor], factors: tuple[Tensor | None, Tensor | None]) -> Tensor:
+class Filled(NamedTuple):
+    """The rows of the first operand, or if `contracted` the numbers along the contraction, that are not zeros: the
+    first `number`, int64 [L] (ops/grouped)."""
+
+    number: Tensor
+    contracted: bool
+
+
+def product(
+    gemm: Gemm,
+    operands: tuple[Tensor, Tensor],
+    factors: tuple[Tensor | None, Tensor | None],
+    filled: Filled | None = None,
+) -> Tensor:
     """The product of values [L, R, K] and [L, S, K] times their factors, None, [L], [L, R] or [L, R, K / 128] (that of
-    the second S for R): float32 [L, R, S]."""
+    the second S for R): float32 [L, R, S]. filled: what is not zeros, where that is known."""
     a, b = operands
     along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)
     if along_a is None and along_b is None:
-        return scaled(gemm.run(a, b), first, second)
+        if filled is None or gemm.fp32 is None:
+            return scaled(gemm.run(a, b), first, second)
+        return scaled(grouped(a.to(gemm.operand), b.to(gemm.operand), *filled, gemm.fp32), first, second)
     if gemm.fp32 is not None:
         a, b = a.to(gemm.operand), b.to(gemm.operand)
     return scaled(in_segments(a, b, along_a, along_b, gemm.run, gemm.fp32), first, second)

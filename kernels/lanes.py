@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -54,6 +54,17 @@ MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "pr
 PRESENT = "has/"
 """Before the name of a state that slots carry: the lanes that have it, bool [L]."""
 
+EXPERT = 24
+"""Bits that the number of an expert is shifted by in its seed: lanes have smaller seeds, mostly."""
+
+Seeds = TypeVar("Seeds", int, Tensor)
+
+
+def expert_seed(seed: Seeds, expert: int) -> Seeds:
+    """The seed by which an expert draws where it shares its layer's number, of the lane's."""
+    return seed + (expert << EXPERT)
+
+
 Evaluation = Literal["", "quantized", "bf16"]
 """The ways in which held-out data go through a model; empty: as in training."""
 
@@ -72,10 +83,13 @@ class LaneNumerics:
     measuring  False: no held maximum is due in this step (`measures`)
     evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
                (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
+    groups_experts  experts of a layer are multiplied together (experts.py); False: each by itself, with the same bits
     packed     True: what the backward pass takes of the forward's quantized x is kept as codes (operand/stored.py)
     recompute  True: a model with blocks has their inside made again in the backward pass
     journal    of a forward pass that is made again in the backward pass, None in others (recompute.py)
     """
+
+    groups_experts = True
 
     def __init__(
         self,
@@ -131,6 +145,15 @@ class LaneNumerics:
             self.core = AttentionCore(parts, device, self.backend, self.recipe.gemm)
             self.slots |= self.core.slots
 
+        self.keys: dict[int, tuple[int, int]] = {}
+        """Layer of an expert -> that of the first expert and the number of the expert, by which it draws."""
+        self.folds: dict[int, LaneNumerics] = {}
+        """Number of experts -> numerics of all of them, a lane each. They share what is carried."""
+        self.members: tuple[int, ...] = ()
+        self.filled: Tensor | None = None
+        self.ungrouped: set[str] = set()
+        """The reasons why experts were multiplied each by itself."""
+
     @property
     def gemms(self) -> dict[str, str]:
         """Stage -> the backend of its product, in quantized layers."""
@@ -165,6 +188,7 @@ class LaneNumerics:
         own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
         if self.packed and (reason := self.why_not_packed()):
             own = *own, f"activations not kept as codes ({reason})"
+        own = *own, *(f"experts multiplied one by one ({reason})" for reason in sorted(self.ungrouped))
         own = *self.idle_rules, *own
         return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))
 
@@ -244,6 +268,7 @@ class LaneNumerics:
             key = tuple(lanes), tuple(here[lane] for lane in lanes)
             if key not in self.groups:
                 numerics = LaneNumerics(key[1], [seeds[lane] for lane in lanes], device, self.steps, self.dtype)
+                numerics.keys = self.keys
                 self.groups[key] = Group(key[0], numerics)
             groups.append(self.groups[key])
         return make_split(groups, device)
@@ -253,11 +278,15 @@ class LaneNumerics:
         self.seeds.copy_(torch.tensor(list(seeds)))
         for group in self.groups.values():
             group.numerics.reseed([seeds[lane] for lane in group.lanes])
+        for count, fold in self.folds.items():
+            fold.reseed([expert_seed(seed, expert) for seed in seeds for expert in range(count)])
 
     def parts(self) -> Iterator[LaneNumerics]:
-        """All numerics that stages are in: these, and those of the groups of lanes that some layers have."""
+        """All numerics that stages are in: these, those of experts side by side, and those of the groups of lanes that
+        some layers have."""
         yield self
-        yield from self._groups()
+        for other in (*self.folds.values(), *self._groups()):
+            yield from other.parts()
 
     def _groups(self) -> Iterator[LaneNumerics]:
         """The numerics of all groups."""
@@ -285,7 +314,7 @@ class LaneNumerics:
         rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
         of.choose(a, b, use, (a_dim, b_dim))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
-        return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation))
+        return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation), self.filled)
 
     def forward(
         self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
@@ -303,7 +332,7 @@ class LaneNumerics:
             packs = self.packed and self.why_not_packed(layer) is None
             back_x = stored(qx.terms[0], stage.slots["x"].each) if packs else qx.restored(rotation, x.shape[2])
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
-        return Forward(stage.multiply(qx, qw), back_x, back_w, qx.saved, qw.saved)
+        return Forward(stage.multiply(qx, qw, self.filled), back_x, back_w, qx.saved, qw.saved)
 
     def why_not_packed(self, layer: int | None = None) -> str | None:
         """The reason why a layer, or one that is quantized, does not keep codes of x for the backward pass, None if it
@@ -389,7 +418,10 @@ class LaneNumerics:
         evaluating = self.evaluation == "quantized"
         is_again = self.journal is not None and self.journal.mode == "again"
         flags = training, self.counting and not is_again, self.measuring
-        return Use(self.seeds, self.step, layer, *flags, self.part, evaluating=evaluating, journal=self.journal)
+        key, expert = self.keys.get(layer, (layer, 0))
+        seeds = expert_seed(self.seeds, expert) if expert else self.seeds
+        more: dict[str, Any] = {"evaluating": evaluating, "journal": self.journal, "key": key, "members": self.members}
+        return Use(seeds, self.step, layer, *flags, self.part, **more)
 
     def measures(self, step: int) -> bool:
         """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""
@@ -411,7 +443,8 @@ class LaneNumerics:
     def _counts(self) -> dict[str, dict[str, Tensor]]:
         """Slot -> counts of all lanes [L], those of groups included."""
         counts = {name: dict(slot.counts) for name, slot in self.slots.items() if slot.counts}
-        for group in self.groups.values():
+        others = [Group(tuple(i // n for i in range(n * self.lanes)), fold) for n, fold in self.folds.items()]
+        for group in (*self.groups.values(), *others):
             lanes = torch.tensor(group.lanes, device=self.seeds.device)
             for name, of in group.numerics._counts().items():
                 of_all = counts.setdefault(name, {})

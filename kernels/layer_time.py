@@ -33,9 +33,10 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.cost import Chip, Model
+from fp4dse.dse.cost.at_place import BF16
 from fp4dse.dse.cost.model import Linear
 from fp4dse.dse.cost.report import layer_overhead
-from fp4dse.dse.cost.step import BF16, finished, is_bf16, layers_by_recipe
+from fp4dse.dse.cost.step import finished, is_bf16, layers_by_recipe
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import QuantLinear
 
@@ -93,7 +94,7 @@ def layer_rows(times: Iterable[LayerTime], recipe: Recipe, model: Model, chip: C
     return [
         {
             "layer": line.linear.name,
-            "rows": model.tokens,
+            "rows": round(model.tokens * line.linear.tokens),
             "inputs": line.linear.inputs,
             "outputs": line.linear.outputs,
             "quantized": line.quantized,
@@ -117,7 +118,7 @@ def _layer_us(recipe: Recipe, linear: Linear, model: Model, device: str) -> tupl
     def normal(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(LANES, rows, columns, generator=generator, device=device)
 
-    weight, x, g = (normal(*shape) for shape in _shapes(linear, model.tokens))
+    weight, x, g = (normal(*shape) for shape in _shapes(linear, round(model.tokens * linear.tokens)))
     x.requires_grad_()
 
     def step(computed: Recipe) -> tuple[Callable[[], None], str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
-from fp4dse.kernels.gemm import GEMMS, pick, product
+from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
@@ -136,9 +136,10 @@ class Stage(msgspec.Struct):
         operand = slot.quantize(blocks.pad(x, use.dim, self.unit).to(torch.float32), use)
         return (operand.raw.to(torch.float32) - operand.decoded())[:, :, :length]
 
-    def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S], with the product of channels that are held apart."""
-        out = self._multiply(a, b)
+    def multiply(self, a: Operand, b: Operand, rows: Tensor | None = None) -> Tensor:
+        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S], with the product of channels that are held apart. rows: how
+        many of the layer's M rows are filled, int64 [L], where those after them are zeros; None: all may be."""
+        out = self._multiply(a, b, self._filled(a, b, rows))
         if a.apart is None or b.apart is None:
             return out
         held = None
@@ -149,7 +150,15 @@ class Stage(msgspec.Struct):
         assert b.apart.order is not None
         return put_back(out if held is None else torch.cat([held, out], 2), b.apart.order, 2)
 
-    def _multiply(self, a: Operand, b: Operand) -> Tensor:
+    def _filled(self, a: Operand, b: Operand, rows: Tensor | None) -> Filled | None:
+        """The rows or numbers that the products take of the operands; None for all. Where rows are contracted, a
+        rotation spreads them over groups; what is taken off before, a mean among it, is not zero where x is."""
+        if rows is None or a.part is not None or b.part is not None:
+            return None
+        contracted = self.name == "wgrad"
+        return Filled((rows + self.unit - 1) // self.unit * self.unit if contracted else rows, contracted)
+
+    def _multiply(self, a: Operand, b: Operand, filled: Filled | None) -> Tensor:
         """The same of what is not held apart. What clamping cut off meets the other operand unquantized, a part of
         low rank meets it quantized; errors of channels do not meet each other."""
         out, no_errors = None, self.choice is not None and isinstance(self.choice.channels, Corrected)
@@ -157,7 +166,7 @@ class Stage(msgspec.Struct):
             for j, t in enumerate(b.terms):
                 if i and j and no_errors:
                     continue
-                part = product(GEMMS[self.gemm], (s.values, t.values), (s.factor, t.factor))
+                part = product(GEMMS[self.gemm], (s.values, t.values), (s.factor, t.factor), filled)
                 out = part if out is None else out + part
         assert out is not None
         unquantized = GEMMS["fp32"].run

@@ -65,7 +65,9 @@ def result_rows(job: Job, result: JobResult, context: dict[str, Any]) -> list[di
         "train_s": result.train_s,
         "setup_s": result.setup_s,
         "lane_s": result.train_s / len(job.lanes),
+        "tokens_per_s": _tokens_per_s(job, result, context),
         "peak_memory_bytes": result.peak_memory_bytes,
+        "kept_bytes": result.kept_bytes,
         "quantizer_backend": result.quantizer_backend,
         "gemm_backend": result.gemm_backend,
         "fallbacks": result.fallbacks,
@@ -73,6 +75,13 @@ def result_rows(job: Job, result: JobResult, context: dict[str, Any]) -> list[di
     pairs = zip(job.lanes, result.lanes, strict=True)
     now = datetime.now(UTC)
     return [{**_row(lane, job, context, now), **shared, **_outcome(outcome, context)} for lane, outcome in pairs]
+
+
+def _tokens_per_s(job: Job, result: JobResult, context: dict[str, Any]) -> float | None:
+    """Of all lanes together, if each read all that the task has."""
+    tokens = context.get("tokens")
+    whole = all(lane.status == "done" for lane in result.lanes)
+    return len(job.lanes) * tokens / result.train_s if tokens and whole and result.train_s else None
 
 
 def failed_rows(job: Job, reason: str, context: dict[str, Any]) -> list[dict[str, Any]]:

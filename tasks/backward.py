@@ -7,6 +7,7 @@ own and a tensor scale of its own, and the gradients add up to the mean's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,17 +23,24 @@ if TYPE_CHECKING:
 
 
 def backward(
-    task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
+    task: Task,
+    model: nn.Module,
+    numerics: LaneNumerics,
+    optimizer: LaneOptimizer,
+    inputs: Any,
+    targets: Any,
+    around: AbstractContextManager[Any] | None = None,
 ) -> Tensor:
     """The task's mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss,
-    of which a teacher's distance may be a part."""
+    of which a teacher's distance may be a part. around: entered for the first part's forward pass."""
     if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
     for part in range(parts):
         numerics.part = part
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
-        loss, own = mean_losses(task, outputs(model, x), y)
+        with around if around and not part else nullcontext():
+            loss, own = mean_losses(task, outputs(model, x), y)
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
         (scaled * (1 / parts)).sum().backward()  # a power of two: exact
         losses.append(own.detach())

@@ -21,6 +21,8 @@ MOST_PARAMETERS = 50_000_000
 class Counting(LaneNumerics):
     """One BF16 lane. products: layer -> multiply-adds of its forward products so far."""
 
+    groups_experts = False
+
     def __init__(self, *given: Any, **more: Any) -> None:
         self.products: dict[int, float] = {}
         super().__init__(*given, **more)

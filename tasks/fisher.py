@@ -37,6 +37,8 @@ class Scoring(LaneNumerics):
     scores: layer -> float64 [L], of the backward passes so far.
     """
 
+    groups_experts = False
+
     def __init__(self, recipe: Recipe, lanes: int, **more: Any) -> None:
         super().__init__([PLAIN] * lanes, list(range(lanes)), **more)
         self.judged = recipe

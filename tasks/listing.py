@@ -34,6 +34,7 @@ SECONDS = {
     "language:small": 120.0,
     "language:moe-smoke": 1.0,
     "language:moe-small": 170.0,
+    "language:moe8-smoke": 1.5,
     "rl:smoke": 2.0,
 }
 """Seconds of one NVFP4 lane among four on one core of a CPU: roughly, to choose by. What has none is for a GPU."""

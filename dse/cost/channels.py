@@ -58,7 +58,7 @@ def channels_apart(fprop: Fprop, wgrad: Wgrad, model: Model, chip: Chip, gemm: G
             seconds -= _total(product(name, stage, model, chip, gemm))
     if in_wgrad and not wgrad.g.is_plain:
         unit = product_unit(channels.format, channels.format, chip, gemm)
-        outputs = sum(linear.count * linear.outputs for linear in model.linears) * model.tokens
+        outputs = sum(linear.count * linear.outputs * linear.tokens for linear in model.linears) * model.tokens
         seconds += work.quantize(channels.format, chip, unit).seconds(chip) * outputs * chip.passes
     return (("outliers", seconds),)
 
@@ -88,7 +88,7 @@ def _widths(model: Model, width: Callable[[int], int]) -> Model:
 
 def _inputs(model: Model) -> float:
     """Elements of x in all layers."""
-    return sum(linear.count * linear.inputs for linear in model.linears) * model.tokens
+    return sum(linear.count * linear.inputs * linear.tokens for linear in model.linears) * model.tokens
 
 
 def _weights(model: Model) -> float:

@@ -54,6 +54,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     convert    conversions between number formats a second; one makes two elements
     bandwidth  of the memory, bytes/s
     capacity   of the memory, bytes; said in tables, and no part of a price
+    network    to GPUs of other hosts, bytes/s each way; None: unknown, and nothing is sent
     launch     what a kernel costs beyond its work, s
     achieved   shares of these peaks that kernels reach
     native     `element scale block` that the FP4 unit takes, such as `e2m1 e4m3 16`; larger blocks repeat the scale
@@ -78,6 +79,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     launch: Number
     achieved: Achieved
     capacity: Number | None = None
+    network: Number | None = None
     native: list[str] = []
     converts: list[str] = []
     writes_apart: list[str] = []
@@ -89,6 +91,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         rates = {f"matrix.{unit}": number for unit, number in self.matrix.items()}
         rates |= {name: getattr(self, name) for name in ("vector", "special", "convert", "bandwidth")}
         rates |= {"capacity": self.capacity} if self.capacity else {}
+        rates |= {"network": self.network} if self.network else {}
         achieved = self.achieved
         shares = {f"achieved.{name}": getattr(achieved, name) for name in ("matrix", "vector", "bandwidth")}
         shares |= {f"achieved.formats.{unit}": number for unit, number in achieved.formats.items()}

@@ -6,9 +6,10 @@
                BF16, whichever takes longer; + launch
     the rest   a third of the element-wise traffic of a training step, and a launch for each
 
-W is read as it is stored and decoded in registers where the unit takes wider operands, as inference kernels do, so few
-sequences cost what the bytes of W cost. Nothing else overlaps. `Recipe.sampling` says what the forward pass is.
-Residuals are priced; channels, components and means that are multiplied apart, and a quantized attention core, are not.
+An expert's W is read if one of the sequences chooses it. W is read as it is stored and decoded in registers where the
+unit takes wider operands, as inference kernels do, so few sequences cost what the bytes of W cost. Nothing else
+overlaps. `Recipe.sampling` says what the forward pass is. Residuals are priced; channels, components and means that are
+multiplied apart, and a quantized attention core, are not.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def _layers(fprop: Fprop, model: Model, chip: Chip, gemm: GemmChoice, rows: int)
     launches = 1 + sum(kernel.per_step for kernel in kernels)
     total = 0.0
     for linear in model.linears:
-        weights = linear.inputs * linear.outputs
-        moved = weights * _stored(w) + rows * (linear.inputs * _stored(x) + linear.outputs * 2)
-        formed = max(2 * rows * weights * x.encodings * w.encodings / chip.flops(unit), moved / bandwidth)
-        total += linear.count * (formed + per_element * rows * linear.inputs + launches * chip.launch.value)
+        weights, own = linear.inputs * linear.outputs, rows * linear.tokens
+        read = weights * (1 - (1 - min(1.0, linear.tokens)) ** rows)
+        moved = read * _stored(w) + own * (linear.inputs * _stored(x) + linear.outputs * 2)
+        formed = max(2 * own * weights * x.encodings * w.encodings / chip.flops(unit), moved / bandwidth)
+        total += (
+            linear.count * (formed + per_element * own * linear.inputs) + linear.launches * launches * chip.launch.value
+        )
     return total
 
 

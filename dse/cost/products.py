@@ -21,7 +21,7 @@ from functools import lru_cache
 
 from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.model import Model
+from fp4dse.dse.cost.model import Linear, Model
 from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
 from fp4dse.dse.outliers import LowRank, Mean, TrainedFactors
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
@@ -50,29 +50,32 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     base = scales = outliers = samples = 0.0
     for linear in model.linears:
-        rows, columns, depth, output = _sizes(name, linear.inputs, linear.outputs, model)
+        rows, columns, depth, output = _sizes(name, linear, model)
         size = rows * columns * depth
         reads = depth * (rows * _bytes(a, unit, chip) + columns * _bytes(b, unit, chip)) / bandwidth
         writes = rows * columns * output / bandwidth
         after = writes if unit in chip.writes_apart else 0.0
         formed = max(2 * size / chip.flops(unit), reads + writes - after)
         once = formed + after
-        base += linear.count * (once + chip.launch.value)
+        launch = chip.launch.value / linear.together
+        base += linear.count * (once + launch)
         scales += linear.count * max(0.0, factors * size * IN_LOOP / lanes - formed)
-        samples += linear.count * (sampled - 1) * (once + chip.launch.value)
-        outliers += linear.count * residuals * (once + chip.launch.value)
+        samples += linear.count * (sampled - 1) * (once + launch)
+        outliers += linear.count * residuals * (once + launch)
         for share in filter(None, map(work.cut_share, (a, b))):
             apart = min(share * size / lanes, 2 * size / chip.flops("bf16"))
-            outliers += linear.count * (apart + chip.launch.value)
+            outliers += linear.count * (apart + launch)
         for q, other, lines in ((a, b, columns), (b, a, rows)):
             if isinstance(q.outliers, Mean):
                 vector = max(lines * depth * _bytes(other, unit, chip) / bandwidth, 2 * lines * depth / lanes)
-                outliers += linear.count * (vector + rows * columns / lanes + chip.launch.value)
+                outliers += linear.count * (vector + rows * columns / lanes + launch)
         for q, own, other in ((a, rows, columns), (b, columns, rows)):
             if isinstance(q.outliers, LowRank):
-                outliers += linear.count * _low_rank(q.outliers, (own, other, depth), chip)
+                sizes = round(own), round(other), round(depth)
+                outliers += linear.count * _low_rank(q.outliers, sizes, chip)
         if isinstance(b.outliers, TrainedFactors):
-            outliers += linear.count * _factors(b.outliers, (rows, columns, depth), chip)
+            sizes = round(rows), round(columns), round(depth)
+            outliers += linear.count * _factors(b.outliers, sizes, chip)
     return ("products", base), ("scales", scales), ("outliers", outliers), ("stochastic rounding", samples)
 
 
@@ -100,13 +103,14 @@ def _factors(of: TrainedFactors, sizes: tuple[int, int, int], chip: Chip) -> flo
     return 3 * once
 
 
-def _sizes(name: str, inputs: int, outputs: int, model: Model) -> tuple[int, int, int, int]:
+def _sizes(name: str, linear: Linear, model: Model) -> tuple[float, float, float, int]:
     """Rows and columns of the output, the contraction, and bytes moved for an output."""
+    inputs, outputs, tokens = linear.inputs, linear.outputs, model.tokens * linear.tokens
     if name == "fprop":
-        return model.tokens, outputs, inputs, 2
+        return tokens, outputs, inputs, 2
     if name == "dgrad":
-        return model.tokens, inputs, outputs, 2
-    return outputs, inputs, model.tokens, 4 if model.micro_batches == 1 else 8  # FP32, read again to accumulate
+        return tokens, inputs, outputs, 2
+    return outputs, inputs, tokens, 4 if model.micro_batches == 1 else 8  # FP32, read again to accumulate
 
 
 def _bytes(q: Quantizer, unit: str, chip: Chip) -> float:

@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
-from fp4dse.dse.cost import operands
+from fp4dse.dse.cost import memory, operands
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.decoding import memory_bytes, token_seconds
+from fp4dse.dse.cost.exchange import exchanged_bytes
 from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
 from fp4dse.dse.cost.step import (
     CORE,
+    EXCHANGE,
     KEPT,
     REST,
     UNMODELLED,
@@ -41,7 +43,11 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
     band = {row["scenario"]: row["overhead"] for row in by_scenario(recipe, model, chip)}
     plain, relative = step_cost(Recipe.named("mxfp4"), model, chip), relative_time(recipe, model, chip)
     parts = layers_by_recipe(recipe, model)
-    kept = sum(linear.count * linear.inputs * activation_bits(r) for r, part in parts for linear in part.linears)
+    kept = sum(
+        linear.count * linear.tokens * linear.inputs * activation_bits(r)
+        for r, part in parts
+        for linear in part.linears
+    )
     if recipe.is_plain:  # what would be precise if the recipe quantized
         parts = [(recipe, part) for place, part in told_apart(model, recipe.precise) if recipe.precise.why(place)]
     precise = sum(linear.count for r, part in parts if recipe.is_plain or is_bf16(r) for linear in part.linears)
@@ -103,6 +109,41 @@ def rollout(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
     return rows
 
 
+def fits(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
+    """The memory of the chip under BF16 and under the recipe: GB of states, of what is kept where no block is made
+    again, and in all; the share of blocks that have to be made again to fit, and tokens a second of the GPU with these.
+    Empty for shapes that do not say what passes between blocks, and chips of unknown memory."""
+    rows: list[dict[str, Any]] = []
+    for name, r in {"bf16": Recipe.named("bf16"), "this recipe": recipe}.items():
+        if not model.residual or chip.capacity is None:
+            break
+        state, total = model.parameters * model.state_bytes, memory.memory(r, model)
+        found = memory.fit(r, model, chip, chip.capacity.value)
+        rows.append(
+            {
+                "recipe": name,
+                "states_gb": state / 1e9,
+                "kept_gb": (total - state) / 1e9,
+                "gb": total / 1e9,
+                "made_again": None if found is None else found.recomputed,
+                "tokens_per_s": None if found is None else found.tokens_per_s,
+            }
+        )
+    return rows
+
+
+def sent(recipe: Recipe, model: Model) -> list[dict[str, Any]]:
+    """The four all-to-alls of a micro-batch: MB that a GPU sends to others, BF16's, and their ratio."""
+    if not model.exchange:
+        return []
+    mine, bf16 = (exchanged_bytes(r, model) for r in (recipe, Recipe.named("bf16")))
+    return [
+        {"all_to_all": way, "mb": mine[way] / 1e6, "bf16_mb": bf16[way] / 1e6, "of_bf16": mine[way] / bf16[way]}
+        for way in mine
+        if bf16[way]
+    ]
+
+
 def time_to_quality(overhead: float, extra_tokens: float) -> float:
     """T/T₀ = (1 + τ)/(1 + g): training time to the quality that BF16 reaches, relative to BF16's (arXiv 2610.00053).
 
@@ -145,7 +186,7 @@ def _parted(recipe: Recipe, quantized: Model, kept: Model, chip: Chip) -> dict[s
     """Seconds by part, with those of the layers `kept` as one part."""
     seconds, there = step_cost(recipe, quantized, chip).seconds, step_cost(recipe, kept, chip)
     products = seconds["products"] + seconds[KEPT]
-    apart = sum(there.seconds[name] for name in (CORE, REST, UNMODELLED))
+    apart = sum(there.seconds[name] for name in (CORE, EXCHANGE, REST, UNMODELLED))
     return {**seconds, "products": products, KEPT: there.total - apart}
 
 
@@ -171,7 +212,7 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
 def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> float:
     """Modelled time of one kind of layer where it is quantized, forward and backward, relative to BF16's."""
     rest = {"parameters": 0, "attention": [], "traffic": [], "micro_batches": 1, "blocks": 1, "pattern": ""}
-    linear = msgspec.structs.replace(linear, count=1, kind="linear", at="")
+    linear = msgspec.structs.replace(linear, count=1, kind="linear", at="", together=1, expert=False)
     alone = msgspec.structs.replace(model, linears=[linear], **rest)
     there = msgspec.structs.replace(recipe, precise=Precise(), layers=(), finish=None)
     mine, bf16 = (step_cost(r, alone, chip) for r in (there, Recipe.named("bf16")))

@@ -6,8 +6,9 @@ For every layer with a weight [N, K] and M rows:
     operands    the passes of operands.py over X (M·K), W (N·K, once an optimizer step) and dY (M·N)
     estimator   a pass over dX and, once an optimizer step, over dW
     core        attention cores, core.py
+    exchange    of tokens with experts on other GPUs, the share that nothing hides, exchange.py
     the rest    element-wise layers, optimizer: the same for every recipe, BF16 among them
-    unmodelled  communication, idle time and all else, a share of BF16's step: the same seconds for every recipe
+    unmodelled  other communication, idle time and all else, a share of BF16's step: the same seconds for every recipe
 
 Every layer computes as `Recipe.at` says of its place. Those that are precise are BF16's, and so are the stages of the
 finish for their share of the steps: the step is the mean over the training. Products and passes follow one another;
@@ -23,19 +24,19 @@ from typing import NamedTuple
 import msgspec
 
 from fp4dse.dse.cost import operands, work
+from fp4dse.dse.cost.at_place import BF16, recipe_at
 from fp4dse.dse.cost.channels import channels_apart
 from fp4dse.dse.cost.chip import Chip, load_chip
 from fp4dse.dse.cost.core import core
-from fp4dse.dse.cost.model import Model, load_model, together, told_apart
+from fp4dse.dse.cost.exchange import exchange_seconds
+from fp4dse.dse.cost.model import Linear, Model, load_model, together, told_apart
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.scenario import ENDS, MID, under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.layers.place import Place
 from fp4dse.dse.outliers import LearnedClip
-from fp4dse.dse.reading.library import load_recipe
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
@@ -44,11 +45,9 @@ COST_REV = 5
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-8b", "gb200"
 
-BF16 = load_recipe("bf16")
-"""The recipe that precise layers and stages compute as."""
 KEPT = "layers in BF16"
-CORE, REST, UNMODELLED = "attention core", "rest", "unmodelled"
-PARTS = ("products", *TECHNIQUES, KEPT, CORE, REST, UNMODELLED)
+CORE, EXCHANGE, REST, UNMODELLED = "attention core", "exchange", "rest", "unmodelled"
+PARTS = ("products", *TECHNIQUES, KEPT, CORE, EXCHANGE, REST, UNMODELLED)
 """Parts of a step's time; KEPT: all that is done for layers that the recipe keeps precise."""
 
 
@@ -130,13 +129,14 @@ def step_cost(recipe: Recipe, model: Model, chip: Chip, scenario: str = MID) -> 
         for piece in _pieces(r, part, chip):
             for name, seconds in piece:
                 out[KEPT if kept else name] += share * seconds
-    out[CORE] = core(recipe, model, chip)
+    out[CORE], out[EXCHANGE] = core(recipe, model, chip), exchange_seconds(recipe, model, chip)
     out[REST], out[UNMODELLED] = _rest(model, chip), _unmodelled(model, chip)
     return Cost(out)
 
 
 def _total(recipe: Recipe, model: Model, chip: Chip) -> float:
-    return _layers(recipe, model, chip) + core(recipe, model, chip) + _same(model, chip)
+    own = _layers(recipe, model, chip) + core(recipe, model, chip) + exchange_seconds(recipe, model, chip)
+    return own + _same(model, chip)
 
 
 def _layers(recipe: Recipe, model: Model, chip: Chip) -> float:
@@ -161,7 +161,8 @@ def _same(model: Model, chip: Chip) -> float:
 
 @lru_cache
 def _unmodelled(model: Model, chip: Chip) -> float:
-    return chip.rest * (_layers(BF16, model, chip) + core(BF16, model, chip) + _rest(model, chip))
+    own = _layers(BF16, model, chip) + core(BF16, model, chip) + exchange_seconds(BF16, model, chip)
+    return chip.rest * (own + _rest(model, chip))
 
 
 def _shares(recipe: Recipe, model: Model) -> list[Share]:
@@ -176,14 +177,6 @@ def _shares(recipe: Recipe, model: Model) -> list[Share]:
         else:
             out.append(Share(1.0, layers_recipe, part))
     return out
-
-
-def recipe_at(recipe: Recipe, place: Place) -> Recipe:
-    """The recipe that a layer at this place computes as: the only question about single layers that a price asks of a
-    recipe. As `Recipe.at`, and without a search where there are no rules for layers."""
-    if recipe.layers:
-        return recipe.at(place)
-    return recipe if recipe.precise.why(place) is None else BF16
 
 
 def is_bf16(recipe: Recipe) -> bool:
@@ -270,15 +263,21 @@ def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip, 
     return tuple(out.items())
 
 
+def pass_seconds(recipe: Recipe, model: Model, chip: Chip) -> float:
+    """Seconds of the passes over X in all layers, in a scenario's chip."""
+    return sum(seconds for _, seconds in _tensor("x", recipe.fprop, recipe.wgrad, model, chip, recipe.gemm))
+
+
 def _extent(tensor: str, model: Model) -> tuple[float, float]:
     """Elements of X, W or dY in all layers, and kernels for one pass. What is done to W is done once an
     optimizer step, and shared out to its micro-batches."""
     m, share = model.tokens, 1 / model.micro_batches if tensor == "w" else 1.0
-    elements = sum(
-        linear.count * {"x": m * linear.inputs, "w": linear.inputs * linear.outputs, "g": m * linear.outputs}[tensor]
-        for linear in model.linears
-    )
-    return share * elements, share * sum(linear.count for linear in model.linears)
+    elements = sum(linear.count * _numbers(tensor, linear, m * linear.tokens) for linear in model.linears)
+    return share * elements, share * sum(linear.launches for linear in model.linears)
+
+
+def _numbers(tensor: str, linear: Linear, rows: float) -> float:
+    return {"x": rows * linear.inputs, "w": linear.inputs * linear.outputs, "g": rows * linear.outputs}[tensor]
 
 
 @lru_cache(maxsize=65536)

@@ -77,6 +77,7 @@ def watching(numerics: LaneNumerics) -> Iterator[list[SeenOperand]]:
         raise ValueError(f"lanes: found {numerics.lanes}; accepted: 1")
     seen: list[SeenOperand] = []
     kept = [(of, {name: getattr(of, name) for name in _STAGES}) for of in numerics.parts()]
+    grouped, numerics.groups_experts = numerics.groups_experts, False  # operands are those of a layer
     try:
         for of, every in kept:
             for name, stages in every.items():
@@ -86,6 +87,7 @@ def watching(numerics: LaneNumerics) -> Iterator[list[SeenOperand]]:
         for of, every in kept:
             for name, stages in every.items():
                 setattr(of, name, stages)
+        numerics.groups_experts = grouped
         numerics.forget_lost()
 
 

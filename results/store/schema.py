@@ -136,7 +136,17 @@ OUTCOME: dict[str, Column] = {
     "setup_s": Column(REAL, "seconds before the first step"),
     "lane_s": Column(REAL, "train_s / lanes"),
     "lanes": Column(COUNT, "how many were trained together"),
+    "tokens_per_s": Column(
+        REAL,
+        "that the population read in a second of training; null if the task has no tokens or a lane ended before the "
+        "others",
+    ),
     "peak_memory_bytes": Column(WHOLE, "of the population"),
+    "kept_bytes": Column(
+        REAL,
+        "that the forward pass of the population's first step kept for its backward pass, parameters apart; null if "
+        "that is not known",
+    ),
     "device": Column(TEXT, "cpu or cuda"),
     "device_name": Column(TEXT, "as the driver gives it"),
     "threads": Column(COUNT, "of the worker"),

@@ -1,8 +1,7 @@
-"""The bytes that a block of a decoder keeps for the backward pass, by saved-tensor hooks.
+"""The bytes that a block of a decoder keeps for the backward pass (tasks/kept.py).
 
 A block's are the difference between a decoder and one with a block more, so that embedding, head and loss are not in
-them. A tensor that several operations keep counts once, and parameters do not count. What counts is a forward pass, as
-it stands when the backward pass begins.
+them.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import get_task
+from fp4dse.tasks.kept import keeping
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.task import Task
 
@@ -81,15 +80,6 @@ def _kept(task: Task, shape: Shape, recipe: Recipe, batch: int) -> int:
     numerics.packed, numerics.recompute = task.packed, task.recompute
     model = Decoder(shape, parameters, numerics)
     tokens = torch.arange(batch * shape.context).view(1, batch, -1).expand(LANES, -1, -1) % vocabulary
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with keeping(model.parameters()) as kept:
         task.loss(model(tokens), tokens)
-    return sum(storage.nbytes() for storage in kept.values())
+    return kept.bytes()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.job import Lane, number
+from fp4dse.tasks.kept import keeping
 from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer, ramped
 from fp4dse.tasks.osci_reset import OsciResets
@@ -64,6 +66,8 @@ class Population:
             self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
             self.batches.prepare(0)
         self.fallbacks: list[str] = []
+        self.kept_bytes: int | None = None
+        """Of the first step's forward pass; None before it, and where lanes are computed one after the other."""
         init = task.pretrain(self.seeds, device) if task.pretrain else problem.init
         self.start = init if any(lane.recipe.training.distill for lane in lanes) else {}
         parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in init.items()}
@@ -294,9 +298,17 @@ class Population:
         batch = self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
         return self.teacher.taught(*batch) if self.teacher else batch
 
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Find out what the forward pass keeps for the backward pass, in the first step, which is never captured."""
+        with keeping(self.model.parameters()) as kept:
+            yield
+        self.kept_bytes = kept.bytes()
+
     def _step(self) -> None:
         step = self.numerics.step
-        loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
+        around = self._keeping() if self.kept_bytes is None else None
+        loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch(), around)  # [L]
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
         kept = finite  # a step that is left out for a smaller loss scale ends no lane

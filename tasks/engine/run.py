@@ -100,6 +100,7 @@ def train(
             *dispatch.refusals(),
         ],
         peak_memory_bytes=_peak_memory(device),
+        kept_bytes=run.population.kept_bytes,
     )
 
 

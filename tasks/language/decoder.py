@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels.experts import expert_products, group_layers
 from fp4dse.kernels.ops.embedding import embedding
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.rms_norm import EPS, added_rms_norm
@@ -28,13 +29,13 @@ from fp4dse.kernels.ops.rope import Rope, heads_apart, rope_tables
 from fp4dse.kernels.ops.swiglu import swiglu
 from fp4dse.kernels.recompute import recomputed
 from fp4dse.tasks.draws import seed_keys
-from fp4dse.tasks.language.experts import Experts
+from fp4dse.tasks.language.experts import Experts, Mixture
 from fp4dse.tasks.language.heads import equal_heads
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """width: of the residual stream; ffn: of the MLP's inside; context: tokens in a window; experts: 0 for a dense MLP,
-    else how many MLPs a block has.
+    """width: of the residual stream; ffn: of an MLP's inside; context: tokens in a window; experts: 0 for a dense MLP,
+    else how many MLPs a block has, and mixture: which of them a token has.
 
     kv_heads: of keys and values, None: as many as of queries; head_width: None: width / heads; qkv_bias, out_bias: of
     the two products of attention; qk_norm: an RMS norm over each head's query and key; tied: the head's weight is the
@@ -55,6 +56,7 @@ class Shape(msgspec.Struct, frozen=True):
     tied: bool = False
     rope: Rope = Rope()
     eps: float = EPS
+    mixture: Mixture = Mixture()
 
     @property
     def of_heads(self) -> tuple[int, int, int]:
@@ -76,12 +78,20 @@ class Shape(msgspec.Struct, frozen=True):
             for mlp in [f"expert{e}." for e in range(self.experts)] or [""]:
                 shapes[f"block{i}.{mlp}up"] = (2 * self.ffn, self.width)
                 shapes[f"block{i}.{mlp}down"] = (self.width, self.ffn)
+            if self.experts and self.mixture.shared:
+                shapes[f"block{i}.shared.up"] = (2 * self.mixture.shared, self.width)
+                shapes[f"block{i}.shared.down"] = (self.width, self.mixture.shared)
         shapes["norm"] = (self.width,)
         return shapes if self.tied else {**shapes, "head": (vocabulary, self.width)}
 
     def size(self, vocabulary: int) -> int:
         """Parameters of one lane."""
         return sum(prod(shape) for shape in self.parameters(vocabulary).values())
+
+    def active(self, vocabulary: int) -> int:
+        """Those of them that a token meets: of experts the chosen ones."""
+        idle = self.depth * max(0, self.experts - self.mixture.chosen)
+        return self.size(vocabulary) - idle * 3 * self.width * self.ffn
 
     def size_within(self, vocabulary: int) -> int:
         """Those of them between embedding and head, which scaling laws count; of experts all."""
@@ -121,9 +131,23 @@ class Mlp(nn.Module):
         return out
 
 
+class Mlps(nn.ModuleList):
+    """MLPs of experts, multiplied together: x [L, E, C, D], of which so many of each C are filled (int64 [L, E]) and
+    the others zeros, -> [L, E, C, D]."""
+
+    def __init__(self, mlps: Sequence[Mlp]) -> None:
+        super().__init__(mlps)
+        self.ups, self.downs = [mlp.up for mlp in mlps], [mlp.down for mlp in mlps]
+        group_layers(self.ups)
+        group_layers(self.downs)
+
+    def forward(self, x: Tensor, filled: Tensor) -> Tensor:
+        return expert_products(swiglu(expert_products(x, self.ups, filled)), self.downs, filled)
+
+
 class Block(nn.Module):
     """One block: (h [L, B, T, D], the branch that h has yet to receive or None, cos, sin) -> h, the branch of the MLP,
-    which the next norm adds to it, and the balance loss [L], None without experts."""
+    which the next norm adds to it, and the balance loss [L], None where there is none."""
 
     def __init__(
         self, shape: Shape, i: int, parameters: dict[str, Tensor], numerics: LaneNumerics, layers: Iterator[int]
@@ -145,7 +169,10 @@ class Block(nn.Module):
         if shape.experts:
             router = Place("router", i, shape.depth, name=f"{name}router")
             weight = QuantLinear(parameters[f"{name}router"], None, numerics, next(layers), router)
-            self.experts = Experts(weight, nn.ModuleList(mlps))
+            everywhere = Place("mlp", i, shape.depth)
+            has_shared = shape.mixture.shared > 0
+            shared = Mlp(parameters, f"{name}shared.", numerics, layers, everywhere) if has_shared else None
+            self.experts = Experts(weight, Mlps(mlps), shared, shape.mixture)
         else:
             self.mlp = mlps[0]
 

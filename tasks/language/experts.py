@@ -1,89 +1,155 @@
-"""A mixture of experts: a router sends every token to the two MLPs that it prefers (1701.06538, 2401.04088).
+"""A mixture of experts: a router sends every token to the MLPs that it prefers (1701.06538, 2401.04088).
 
-    p = softmax(Router x)          two experts a, b with the largest p
-    y = w_a · MLP_a(x) + w_b · MLP_b(x),     w = p_a, p_b divided by their sum
-    balance = E · Σ_e f_e · mean p_e,        f_e the share of choices that fell on e (2101.03961); 1 when balanced
+    p = softmax(Router x)                       the k experts e with the largest p_e + b_e
+    y = Σ w_e · MLP_e(x) + Shared(x),           w_e = p_e divided by the sum of those k; Shared: an MLP that every token
+                                                has (2401.06066), where the model has one
+
+Balance is kept by one of two rules (`Mixture.balance`):
+
+    loss   a term of the loss, E · Σ_e f_e · mean p_e, f_e the share of choices that fell on e (2101.03961); 1 when
+           balanced. b = 0
+    bias   after every step b_e rises by RATE where e had fewer choices than the mean, and falls by it where it had
+           more (2408.15664). It decides who is chosen, not with which weight, and no loss is added
 
 Every expert multiplies the tokens that chose it and no others, as it would on a device, because what shares a block or
-a tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `CAPACITY` times its
+a tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `capacity` times its
 even share of the batch, empty positions are zeros, and of a token that finds its expert full that choice is dropped
-(2006.16668). First choices take their positions before second ones, earlier tokens before later ones. Tokens move by
-gathers in both passes, so nothing is added in the order of threads.
+(2006.16668). First choices take their positions before second ones, earlier tokens before later ones. Without a
+capacity every expert has room for every token, and nothing is dropped: products skip what is empty, memory does not.
+Tokens move by gathers in both passes, so nothing is added in the order of threads.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
+from fp4dse.dse import ConfigError
 from fp4dse.kernels import QuantLinear, lane_sum
 from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.quant.operand.state import found, store
 
-CHOICES = 2
-CAPACITY = 1.5
+RATE = 0.001
+"""Step of the biases (2408.15664)."""
+PLACES = 16
+"""Positions of an expert are a multiple of it: what a block needs."""
+
+
+class Mixture(msgspec.Struct, frozen=True):
+    """The rules by which tokens are sent: how many experts a token has, and how many tokens an expert.
+
+    chosen    experts of a token
+    shared    width of the inside of the MLP that every token has; 0: there is none
+    capacity  positions of an expert, times its even share; None: one for every token, so that none is dropped
+    balance   the rule that spreads tokens: `loss` or `bias`
+    """
+
+    chosen: int = 2
+    shared: int = 0
+    capacity: float | None = 1.5
+    balance: Literal["loss", "bias"] = "loss"
+
+    def positions(self, tokens: int, experts: int) -> int:
+        """Positions of an expert."""
+        room = tokens if self.capacity is None else min(tokens, self.capacity * self.chosen * tokens / experts)
+        return PLACES * math.ceil(room / PLACES)
+
+    def check(self, experts: int) -> None:
+        """ConfigError if so many experts cannot be chosen so. A single one would have the weight 1 whatever the router
+        says, which then would not learn."""
+        if not 2 <= self.chosen <= experts:
+            raise ConfigError("chosen", self.chosen, f"2 to {experts}, the number of experts")
+        if self.capacity is not None and not 0 < self.capacity < math.inf:
+            raise ConfigError("capacity", self.capacity, "a number above 0, or None for room for every token")
 
 
 class Experts(nn.Module):
-    """x [L, B, T, D] -> y, and the balance loss [L]. `router`: D -> E; `mlps`: E modules that map [L, C, D] to it."""
+    """x [L, B, T, D] -> y, and the balance loss [L], None where biases keep the balance.
 
-    def __init__(self, router: QuantLinear, mlps: nn.ModuleList) -> None:
+    router: D -> E; mlps: E modules and what they compute together, (tokens [L, E, C, D], how many of each C are filled,
+    int64 [L, E]) -> [L, E, C, D]; shared: D -> D, or None.
+    """
+
+    def __init__(self, router: QuantLinear, mlps: nn.ModuleList, shared: nn.Module | None, mixture: Mixture) -> None:
         super().__init__()
-        self.router, self.mlps = router, mlps
+        mixture.check(len(mlps))
+        self.router, self.mlps, self.shared, self.mixture = router, mlps, shared, mixture
+        if mixture.balance == "bias":
+            self.register_buffer("bias", torch.zeros_like(router.weight[..., 0]))
+            self.carried = {f"bias {router.layer}": self.get_buffer("bias")}
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
         probabilities = torch.softmax(self.router(tokens).to(torch.float32), dim=-1)  # [L, M, E]
-        chosen = two_largest(probabilities.detach())  # [L, M, 2]
-        positions, tokens_of, choices_of = dispatch(chosen, count)
-        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, -1, x.shape[-1])
-        parts = [mlp(part) for mlp, part in zip(self.mlps, (p.contiguous() for p in sent.unbind(1)), strict=True)]
-        back = _GatherRows.apply(torch.cat(parts, dim=1), positions.flatten(1), choices_of[..., None])
-        a, b = back.view(lanes, -1, CHOICES, x.shape[-1]).unbind(2)
-        p, q = probabilities.gather(2, chosen).unbind(2)
-        y = _WeightRows.apply(a, p / (p + q)) + _WeightRows.apply(b, q / (p + q))
-        share = _shares(chosen, count)
+        chosen = self._chosen(probabilities.detach())  # [L, M, k]
+        room = self.mixture.positions(tokens.shape[1], count)
+        positions, tokens_of, choices_of, filled = dispatch(chosen, count, room)
+        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, room, x.shape[-1])
+        made = self.mlps(sent, filled).flatten(1, 2)
+        back = _GatherRows.apply(made, positions.flatten(1), choices_of[..., None])
+        parts = back.view(lanes, tokens.shape[1], -1, x.shape[-1]).unbind(2)
+        taken = probabilities.gather(2, chosen).unbind(2)
+        total = sum(taken[1:], taken[0])
+        terms = [_WeightRows.apply(part, p / total) for part, p in zip(parts, taken, strict=True)]
+        y = sum(terms[1:], terms[0])
+        if self.shared is not None:
+            y = y + self.shared(tokens)
+        if self.mixture.balance == "bias":
+            return y.view(x.shape), None
         mean = lane_sum(probabilities, 1) * (1.0 / probabilities.shape[1])  # over tokens, [L, E]
-        balance = lane_sum(mean * share, 1) * count
+        balance = lane_sum(mean * shares(chosen, count), 1) * count
         return y.view(x.shape), balance
 
+    def _chosen(self, probabilities: Tensor) -> Tensor:
+        """The experts of each token, int64 [L, M, k]. In training biases move by these choices, once a step."""
+        if self.mixture.balance == "loss":
+            return largest(probabilities, self.mixture.chosen)
+        use = self.router.numerics.use(self.router.layer)
+        bias = found(self.carried, "bias", use)
+        assert bias is not None
+        chosen = largest(probabilities + bias[:, None], self.mixture.chosen)
+        if use.training:
+            lack = 1.0 / len(self.mlps) - shares(chosen, len(self.mlps))
+            store(self.carried, "bias", bias + RATE * torch.sign(lack), use)
+        return chosen
 
-def two_largest(x: Tensor) -> Tensor:
-    """Indices of the largest and second largest along the last axis, the first of equal ones: int64 [..., 2]."""
-    first = x.argmax(dim=-1, keepdim=True)
-    second = x.scatter(-1, first, -math.inf).argmax(dim=-1, keepdim=True)
-    return torch.cat([first, second], dim=-1)
+
+def largest(x: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest along the last axis, the largest first, the first of equal ones: int64
+    [..., count]."""
+    found = []
+    for _ in range(count):
+        found.append(x.argmax(dim=-1, keepdim=True))
+        x = x.scatter(-1, found[-1], -math.inf)
+    return torch.cat(found, dim=-1)
 
 
-def capacity(tokens: int, experts: int) -> int:
-    """Places of an expert, a multiple of 16 (what a block needs)."""
-    return 16 * math.ceil(CAPACITY * CHOICES * tokens / experts / 16)
+def dispatch(chosen: Tensor, experts: int, room: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Assign a position to every choice. chosen: int64 [L, M, k], expert of each choice; room: positions of an expert.
+    Returns, for P positions in all, expert after expert:
 
-
-def dispatch(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Assign a position to every choice. chosen: int64 [L, M, 2], expert of each choice. Returns, for P positions in
-    all, expert after expert:
-
-    positions   [L, M, 2]   the position of each choice; P where it is dropped
+    positions   [L, M, k]   the position of each choice; P where it is dropped
     tokens_of   [L, P]      the token at each position; M where it is empty
-    choices_of  [L, P]      the choice at each position, as 2 · token + (0 first, 1 second); 2M where it is empty
+    choices_of  [L, P]      the choice at each position, as k · token + its rank; k · M where it is empty
+    filled      [L, E]      positions of each expert that are not empty; they are its first ones
     """
-    lanes, tokens, _ = chosen.shape
-    room = capacity(tokens, experts)
+    lanes, tokens, count = chosen.shape
     queue = chosen.transpose(1, 2).reshape(lanes, -1)  # first choices, then second ones
     mine = queue[..., None] == torch.arange(experts, device=chosen.device)
     rank = (mine.cumsum(dim=1) - 1).gather(2, queue[..., None])[..., 0]
     position = torch.where(rank < room, queue * room + rank, experts * room)
-    positions = position.view(lanes, CHOICES, tokens).transpose(1, 2).contiguous()
-    number = torch.arange(CHOICES * tokens, device=chosen.device).expand(lanes, -1)
-    empty = torch.full((lanes, experts * room + 1), CHOICES * tokens, device=chosen.device)
+    positions = position.view(lanes, count, tokens).transpose(1, 2).contiguous()
+    number = torch.arange(count * tokens, device=chosen.device).expand(lanes, -1)
+    empty = torch.full((lanes, experts * room + 1), count * tokens, device=chosen.device)
     choices_of = empty.scatter(1, positions.flatten(1), number)[:, :-1]
-    return positions, choices_of // CHOICES, choices_of
+    return positions, choices_of // count, choices_of, mine.sum(dim=1).clamp(max=room)
 
 
-def _shares(chosen: Tensor, experts: int) -> Tensor:
+def shares(chosen: Tensor, experts: int) -> Tensor:
     """Share of the choices that fell on each expert, float32 [L, E]."""
     flat = chosen.flatten(1)
     counts = (flat[..., None] == torch.arange(experts, device=chosen.device)).sum(dim=1)  # of integers: any order

@@ -20,7 +20,7 @@ from fp4dse.kernels.ops.rope import Rope
 from fp4dse.tasks.language.decoder import Shape
 from fp4dse.tasks.weights import OPTION, read_weights
 
-KINDS: dict[str, dict[str, bool]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
     "qwen2": {"qkv_bias": True},

@@ -3,7 +3,7 @@
 Two series. `9M`, `60M`, `350M`, `1B` are the widths of arXiv 2509.17791, counted with a vocabulary of 32,000; on bytes
 they are smaller. `0.4M` to `30M` are ours, for studies of recipes by size: they are counted without embeddings and
 head, trained on the procedural language unless --data says otherwise, and all their products' sides are multiples of
-128.
+128. `moe8` and `moe64` have so many experts, and one that every token has; their sizes are of what a token meets.
 Learning rates rise over the first `warmup` of the steps and fall linearly to zero over the last `decay` of them.
 """
 
@@ -25,11 +25,14 @@ from fp4dse.tasks.data.python_source import installed_python
 from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.language.experts import Mixture
 from fp4dse.tasks.language.folder import Pretrained, read_folder
 from fp4dse.tasks.losses import cross_entropy
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 5
+EXPERTS_REV = 6
+"""Of presets with experts, which draw by other seeds since they are multiplied together."""
 BALANCE = 0.01
 """Weight of the balance loss (2101.03961)."""
 EVAL_PASSES = 16
@@ -108,13 +111,17 @@ def _task(
     found = _PRESETS[preset]
     shape = shape or found.shape
     size = shape.size(vocabulary)
-    experts = f" with {shape.experts} experts" if shape.experts else ""
+    experts, parameters = "", f"{size / 1e6:.3g}M parameters"
+    if shape.experts:
+        shared = " and one for all" if shape.mixture.shared else ""
+        experts = f" with {shape.experts} experts, {shape.mixture.chosen} a token{shared}"
+        parameters += f" ({shape.active(vocabulary) / 1e6:.3g}M a token)"
     return Task(
         name="language",
         preset=preset,
-        rev=REV,
+        rev=EXPERTS_REV if shape.experts else REV,
         summary=f"{name}, vocabulary {vocabulary}, decoder {shape.depth}×{shape.width}{experts}, "
-        f"{size / 1e6:.3g}M parameters, windows of {shape.context}",
+        f"{parameters}, windows of {shape.context}",
         problem=partial(problem, corpus, shape, found.batch, found.steps),
         preview=partial(problem, corpus, shape, 1, 1),
         prepare=shifted,
@@ -149,9 +156,12 @@ _BY_SIZE = {
     "10M": _by_size(Shape(384, 1024, 6, 6, 64), 256, 3_240, 1e-3),
     "10M-long": _by_size(Shape(384, 1024, 6, 6, 64), 256, 12_960, 1e-3),
     "30M": _by_size(Shape(640, 1792, 6, 10, 64), 512, 4_650, 1e-3),
+    "moe8-1M": _by_size(Shape(128, 128, 5, 4, 64, 8, mixture=Mixture(2, 128, balance="bias")), 128, 2_600, 4e-3),
+    "moe64-3M": _by_size(Shape(256, 128, 3, 4, 64, 64, mixture=Mixture(6, 256, balance="bias")), 256, 3_850, 2e-3),
+    "moe8-10M": _by_size(Shape(384, 384, 5, 6, 64, 8, mixture=Mixture(2, 384, balance="bias")), 256, 2_930, 1e-3),
 }
-"""20 tokens a parameter, `10M` and `30M` 5. The shape of `30M` is that of Quartet II's. Without weight decay BF16 and
-NVFP4 both end higher (docs/presets.md)."""
+"""20 tokens a parameter, of experts those that a token meets; `10M`, `moe8-10M` and `30M` 5. The shape of `30M` is that
+of Quartet II's. Without weight decay BF16 and NVFP4 both end higher (docs/presets.md)."""
 
 _PRESETS = {
     "smoke": _Preset(Shape(32, 64, 1, 2, 32), 16, 60, 1e-2),
@@ -167,7 +177,10 @@ _PRESETS = {
     "moe-smoke": _Preset(Shape(32, 32, 1, 2, 32, experts=4), 16, 60, 1e-2),
     "moe-small": _Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 500, 4e-3),
     "moe-9M": _Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
+    "moe8-smoke": _Preset(Shape(32, 32, 1, 2, 32, 8, mixture=Mixture(2, 32, balance="bias")), 16, 60, 1e-2),
+    "moe8-4B": _Preset(Shape(2048, 4096, 16, 16, 1024, 8, mixture=Mixture(2, 1024, balance="bias")), 8, 20, 2e-4),
 }
+"""`moe8-4B` is there for speed and memory, not for its loss."""
 
 
 def _on_corpus(

@@ -14,6 +14,9 @@ from fp4dse.dse.channels import Corrected, Held
 from fp4dse.kernels.quant.operand.records import Use
 from fp4dse.kernels.quant.operand.state import found, store
 
+KIND = "channels"
+"""Of what is carried."""
+
 
 class Choice:
     """The order of every layer's channels (spec/channels.py), of lanes that choose alike.
@@ -29,8 +32,8 @@ class Choice:
     def of_forward(self, find: Callable[[], Tensor], use: Use) -> Tensor:
         """The order [L, K] for a forward product: chosen anew by `find` where that is due. State changes in training
         alone."""
-        key, steps = _key(use), int(self.channels.steps)
-        order = found(self.state, key, use)
+        steps = int(self.channels.steps)
+        order = found(self.state, KIND, use)
         if order is None:
             order = self.untrained[use.layer] = find()
         elif use.training:
@@ -38,14 +41,10 @@ class Choice:
             order = new if steps == 1 else torch.where(use.step % steps == 0, new, order)
         if use.training:
             self.untrained.pop(use.layer, None)
-            store(self.state, key, order, use)
+            store(self.state, KIND, order, use)
         return order
 
     def last(self, find: Callable[[], Tensor], use: Use) -> Tensor:
         """The order of the last forward product; before there was one, that which `find` finds."""
-        order = self.state.get(_key(use), self.untrained.get(use.layer))
+        order = self.state.get(f"{KIND} {use.layer}", self.untrained.get(use.layer))
         return find() if order is None else order
-
-
-def _key(use: Use) -> str:
-    return f"channels {use.layer}"

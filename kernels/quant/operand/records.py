@@ -72,6 +72,9 @@ class Use(msgspec.Struct, frozen=True):
     chosen       the channels whose errors are quantized, too, int64 [L, k], where they stay in their places
     clip         the maxima that tensor scales follow, [L]: bounds that are learned and x is clamped to; None: x's own
     fixed        signs of rotations and of the first vectors of components are those of step 0, whatever the step
+    key          number of the layer by which random numbers are drawn, None: `layer`
+    members      the layers whose lanes stand side by side, as experts that are multiplied in one product: x has as many
+                 lanes for each lane. Empty: x is of `layer` alone
     """
 
     seeds: Tensor
@@ -92,6 +95,8 @@ class Use(msgspec.Struct, frozen=True):
     clip: Tensor | None = None
     fixed: bool = False
     journal: Journal | None = None
+    key: int | None = None
+    members: tuple[int, ...] = ()
 
     @property
     def sign_step(self) -> Tensor:
@@ -100,7 +105,8 @@ class Use(msgspec.Struct, frozen=True):
 
     def site(self, number: int) -> int:
         """The key that no other use in a step has. number: of the slot, below 8."""
-        return 8 * self.layer + number + PART * self.part + TERM * self.term
+        key = self.layer if self.key is None else self.key
+        return 8 * key + number + PART * self.part + TERM * self.term
 
     def contracted_last(self, x: Tensor) -> Tensor:
         """x [L, ·, ·] with its contraction as the last dimension."""

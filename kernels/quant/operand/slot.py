@@ -55,6 +55,7 @@ class Slot(ABC):
 
     def __init__(self, quantizers: LaneQuantizers | None = None) -> None:
         """quantizers: with block scales, if there are any."""
+        self._quantizers = quantizers
         self.unit = quantizers.first.unit if quantizers else 1
         self.maxima = quantizers.maxima if quantizers else None
         self.why_not_fused = quantizers.why_not_fused if quantizers else None
@@ -66,6 +67,12 @@ class Slot(ABC):
         if not self.each:
             return f"slot: found {type(self).__name__}; accepted: one whose operands are of one term"
         return next(filter(None, map(why_not_stored, self.each)), None)
+
+    def share_state(self, other: Slot) -> None:
+        """Carry from step to step what another slot carries, of the same quantizers for other lanes."""
+        self.state = other.state
+        if self._quantizers is not None:
+            self._quantizers.state = other.state
 
     @abstractmethod
     def quantize(self, x: Tensor, use: Use) -> Operand:

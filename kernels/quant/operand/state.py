@@ -67,8 +67,7 @@ class Maxima:
             return use.clip if self.has_factor else None
         if not self.has_state:
             return None
-        key = f"amax {use.layer} {use.term}"
-        old = found(state, key, use)
+        old = found(state, "amax", use, use.term)
         if old is not None and not self.always and not (use.training and use.measuring):
             return old[:, 0]
         current = take()[:, None]
@@ -87,7 +86,7 @@ class Maxima:
         if use.training:
             kept = torch.where(taken & (current < torch.inf), current, old)
             kept = kept if self.feedback is None else torch.where(self.feedback, fed_back(used, current), kept)
-            store(state, key, kept, use)
+            store(state, "amax", kept, use, use.term)
         return used[:, 0]
 
     def _of_history(self, state: dict[str, Tensor], current: Tensor, used: Tensor, use: Use) -> Tensor:
@@ -95,15 +94,14 @@ class Maxima:
 
         Step t stands in place t mod steps of the lane's row; a maximum that is not finite is left out.
         """
-        key = f"history {use.layer} {use.term}"
-        past = found(state, key, use)
+        past = found(state, "history", use, use.term)
         if past is not None:
             used = torch.where(self.history, past.amax(1, keepdim=True), used)
         if use.training:
             row = current.new_zeros(len(current), self.longest) if past is None else past
             place = use.step % self.steps % self.longest  # lanes without a history may have more steps
             value = torch.where(self.history & (current < torch.inf), current, 0.0)
-            store(state, key, row.scatter(1, place, value), use)
+            store(state, "history", row.scatter(1, place, value), use, use.term)
         return used
 
 
@@ -122,32 +120,49 @@ class Average:
     def __call__(self, state: dict[str, Tensor], w: Tensor, use: Use) -> Tensor:
         """The average of w [L, R, C] with this step's weight in it; NaN in the first EMA_STEPS steps."""
         assert self.betas is not None
-        key = f"average {use.layer}"
-        average = found(state, key, use)
+        average = found(state, "average", use)
         if average is None:
             average = w.clone()
         elif use.training:
             average = average * self.betas + w * (1 - self.betas)
         if use.training:
-            store(state, key, average, use)
+            store(state, "average", average, use)
         return torch.where(use.step >= EMA_STEPS, average, torch.nan)
 
 
-def found(state: dict[str, Tensor], key: str, use: Use) -> Tensor | None:
-    """The value of a key, None if there is none; where a pass is made again, what it found the first time."""
+def found(state: dict[str, Tensor], kind: str, use: Use, term: int | None = None) -> Tensor | None:
+    """The value of a kind in the layer of `use`, None if there is none; where a pass is made again, what it found the
+    first time. Of layers whose lanes stand side by side, those of all."""
+    values = [_found(state, key, use) for key in _keys(kind, use, term)]
+    if not use.members:
+        return values[0]
+    there = [value for value in values if value is not None]
+    return torch.stack(there, 1).flatten(0, 1) if len(there) == len(values) else None
+
+
+def store(state: dict[str, Tensor], kind: str, value: Tensor, use: Use, term: int | None = None) -> None:
+    """Write a value into the memory of the last one of that kind and layer; not where a pass is made again."""
+    if use.journal is not None and use.journal.mode == "again":
+        return
+    keys = _keys(kind, use, term)
+    values = value.unflatten(0, (-1, len(keys))).unbind(1) if use.members else (value,)
+    if use.journal is not None and use.journal.mode == "first":
+        for key in keys:
+            old = state.get(key)
+            use.journal.before.setdefault((id(state), key), None if old is None else old.clone())
+    kept = {key: state[key] for key in keys if key in state}
+    if kept:
+        torch._foreach_copy_(list(kept.values()), [v for k, v in zip(keys, values, strict=True) if k in kept])
+    state.update({key: v.clone() for key, v in zip(keys, values, strict=True) if key not in kept})
+
+
+def _found(state: dict[str, Tensor], key: str, use: Use) -> Tensor | None:
     if use.journal is not None and use.journal.mode == "again":
         return use.journal.before.get((id(state), key), state.get(key))
     return state.get(key)
 
 
-def store(state: dict[str, Tensor], key: str, value: Tensor, use: Use) -> None:
-    """Write a value into the memory of the last one of that key; not where a pass is made again."""
-    if use.journal is not None and use.journal.mode == "again":
-        return
-    old = state.get(key)
-    if use.journal is not None and use.journal.mode == "first":
-        use.journal.before.setdefault((id(state), key), None if old is None else old.clone())
-    if old is None:
-        state[key] = value.clone()
-    else:
-        old.copy_(value)
+def _keys(kind: str, use: Use, term: int | None) -> list[str]:
+    """The names of a value: its kind, the layer, and the term where there is one for each."""
+    end = "" if term is None else f" {term}"
+    return [f"{kind} {layer}{end}" for layer in use.members or (use.layer,)]

@@ -21,8 +21,9 @@ from fp4dse.dse.cost import (
     scenarios,
     step_cost,
 )
+from fp4dse.dse.cost.at_place import recipe_at
 from fp4dse.dse.cost.report import time_to_quality, tokens_to_spare
-from fp4dse.dse.cost.step import CORE, OVERHEAD_OF, PARTS, REST, UNMODELLED, estimator_work, layers_by_recipe, recipe_at
+from fp4dse.dse.cost.step import CORE, OVERHEAD_OF, PARTS, REST, UNMODELLED, estimator_work, layers_by_recipe
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through

@@ -25,7 +25,7 @@ FAKE = str(HERE.parents[1] / "fake_worker.py")
 TASKS = [("regression", "quickstart"), ("vision", "quickstart")]
 SPACE = Space.from_dict({"name": "few", "axes": {"*": ["mxfp4", "nvfp4"], "wgrad.rotation": ["none", "rht16"]}})
 LANES = 2 * 2 * (4 + 1)
-OWN = ["train_s", "setup_s", "lane_s", "peak_memory_bytes", "lanes", "host", "created_at", "git_commit"]
+OWN = ["train_s", "setup_s", "lane_s", "tokens_per_s", "peak_memory_bytes", "lanes", "host", "created_at", "git_commit"]
 
 
 def helper():

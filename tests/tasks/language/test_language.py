@@ -9,9 +9,10 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, check_task, find_facts, get_task, train
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.language import PRESETS, presets
 
-SMOKE = ("smoke", "moe-smoke")
+SMOKE = ("smoke", "moe-smoke", "moe8-smoke")
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +30,16 @@ def decoder(task, lanes=2, training=True):
     return task.model(task.problem(range(lanes)).init, numerics)
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
-@pytest.mark.parametrize("preset", ["smoke", pytest.param("moe-smoke", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("preset", "recipe"),
+    [
+        ("smoke", "bf16"),
+        ("smoke", "nvfp4-sr-rht"),
+        pytest.param("moe-smoke", "bf16", marks=pytest.mark.slow),
+        pytest.param("moe-smoke", "nvfp4-sr-rht", marks=pytest.mark.slow),
+        ("moe8-smoke", "nvfp4-sr-rht"),
+    ],
+)
 def test_losses_fall_to_six_tenths(preset, recipe):
     task = get_task("language", preset)
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
@@ -51,6 +60,21 @@ def test_a_token_is_not_told_by_later_ones(preset):
     earlier = 20 if preset == "smoke" else 1  # later tokens may take an expert's last place, never an earlier one's
     assert torch.allclose(before[..., :earlier, :], after[..., :earlier, :], atol=1e-5)
     assert not torch.allclose(before[..., 20:, :], after[..., 20:, :], atol=1e-2)
+
+
+def test_lanes_that_are_left_keep_their_biases_and_their_bits():
+    task = msgspec.structs.replace(get_task("language", "moe8-smoke"), steps=4)
+    lanes = lanes_of(task, ("nvidia-nvfp4",), seeds=(0, 1, 2))
+    whole, few = (Population(task, lanes, "cpu") for _ in range(2))
+    for step in range(4):
+        if step == 2:
+            few.keep([2, 0], step)
+        whole.train_step(step)
+        few.train_step(step)
+    ours, theirs = whole.state(4), few.state(4)
+    assert theirs["model/blocks.0.experts.bias"].abs().amax(1).gt(0).all()
+    for name, value in theirs.items():
+        assert torch.equal(ours[name][[2, 0]].nan_to_num(-1.0), value.nan_to_num(-1.0)), name
 
 
 def test_untrained_models_know_about_nothing():
@@ -93,7 +117,26 @@ def test_sizes_are_those_of_the_paper(preset, millions):
     assert shape.size(32_000) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
-@pytest.mark.parametrize("preset", ["tiny", "10M", "moe-small"])
+@pytest.mark.parametrize(
+    ("preset", "all_of_it", "active"),
+    [
+        ("moe-smoke", 0.017, 0.011),
+        ("moe8-1M", 2.54, 1.07),
+        ("moe64-3M", 20.3, 3.2),
+        ("moe8-10M", 22.9, 9.6),
+        ("moe8-4B", 3590, 1180),
+    ],
+)
+def test_a_token_meets_a_part_of_the_parameters(preset, all_of_it, active):
+    """Millions, without embedding and head."""
+    shape = PRESETS[preset].model.args[0]
+    ends = 2 * 256 * shape.width
+    assert (shape.size(256) - ends) / 1e6 == pytest.approx(all_of_it, rel=0.05)
+    assert (shape.active(256) - ends) / 1e6 == pytest.approx(active, rel=0.05)
+    assert PRESETS[preset].rev == 6
+
+
+@pytest.mark.parametrize("preset", ["tiny", "10M", "moe-small", "moe8-1M"])
 def test_a_scaling_law_counts_parameters_between_embedding_and_head_and_all_tokens_read(preset):
     task = PRESETS[preset]
     shape = task.model.args[0]

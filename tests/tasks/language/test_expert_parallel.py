@@ -1,0 +1,217 @@
+"""Tokens reach experts on other ranks packed, with the bits that one process has, and as few bytes as their formats."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp4dse.dse import ConfigError, Quantizer, Recipe
+from fp4dse.dse.layers.place import Place
+from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels.experts import expert_products, group_layers
+from fp4dse.tasks.language.expert_parallel import (
+    Exchange,
+    Formats,
+    gathered,
+    make_plan,
+    packed_rows,
+    row_bytes,
+    swap_over,
+    unpacked_rows,
+)
+from fp4dse.tasks.language.experts import _GatherRows, dispatch
+
+LANES, TOKENS, WIDTH, EXPERTS, CHOICES, ROOM = 2, 32, 128, 4, 2, 16
+PLAIN = Quantizer(element="none")
+EXACT = Formats(results=PLAIN, g=PLAIN, gradients=PLAIN)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, G = randn(LANES, TOKENS, WIDTH), randn(LANES, TOKENS, WIDTH, seed=1)
+SHARES = torch.softmax(randn(LANES, TOKENS, CHOICES, seed=2), -1)
+CHOSEN = torch.stack([randn(LANES, TOKENS, EXPERTS, seed=3).add(torch.tensor([1.5, 0, 0, 0])).topk(2).indices])[0]
+
+
+class OfRank:
+    """The experts of one rank: a product each, in the recipe of 2603.02731, and its part of the batch."""
+
+    def __init__(self, rank, ranks):
+        numerics = LaneNumerics([Recipe.named("hopper-moe-fp4").canonical()] * LANES, [0, 1])
+        first, count = rank * EXPERTS // ranks, EXPERTS // ranks
+        place = Place("mlp", 0, 1, "up", True)
+        weights = [randn(LANES, WIDTH, WIDTH, seed=10 + first + e) for e in range(count)]
+        self.layers = [QuantLinear(w, None, numerics, e, place) for e, w in enumerate(weights)]
+        group_layers(self.layers)
+        self.rank, self.ranks = rank, ranks
+        own = slice(rank * TOKENS // ranks, (rank + 1) * TOKENS // ranks)
+        self.x, self.g, self.shares, self.chosen = (of[:, own] for of in (X, G, SHARES, CHOSEN))
+
+    def run(self, swap, formats=EXACT, chosen=CHOSEN):
+        """Outputs, gradients of x and of each weight, and bytes sent. chosen: of all ranks."""
+        _, _, choices_of, filled = dispatch(chosen, EXPERTS, ROOM)
+        plan = make_plan(choices_of, TOKENS, CHOICES, ROOM, (self.rank, self.ranks))
+        exchange = Exchange(swap, self.rank, formats)
+        x = self.x.clone().requires_grad_()
+        here = filled.unflatten(1, (self.ranks, -1))[:, self.rank]
+        results = expert_products(exchange.dispatch(x, plan), self.layers, here)
+        back = exchange.combine(results, plan)
+        y = sum(back[:, :, n] * self.shares[:, :, n, None] for n in range(CHOICES))
+        y.backward(self.g)
+        return y.detach(), x.grad, torch.stack([layer.weight.grad for layer in self.layers], 1), exchange.sent
+
+
+def alone():
+    """The same in one process, whose tokens go to experts as `Experts` sends them: FP32, never packed."""
+    of, x = OfRank(0, 1), X.clone().requires_grad_()
+    positions, tokens_of, choices_of, filled = dispatch(CHOSEN, EXPERTS, ROOM)
+    sent = _GatherRows.apply(x, tokens_of, positions).view(LANES, EXPERTS, ROOM, WIDTH)
+    made = expert_products(sent, of.layers, filled).flatten(1, 2)
+    back = _GatherRows.apply(made, positions.flatten(1), choices_of[..., None]).unflatten(1, (TOKENS, CHOICES))
+    y = sum(back[:, :, n] * SHARES[:, :, n, None] for n in range(CHOICES))
+    y.backward(G)
+    return y.detach(), x.grad, torch.stack([layer.weight.grad for layer in of.layers], 1)
+
+
+def on_threads(ranks, formats=EXACT):
+    """The same on so many ranks, each a thread."""
+    box, meet, found = {}, threading.Barrier(ranks, timeout=60), [None] * ranks
+
+    def swap_of(rank):
+        def swap(rows, to, received):
+            for other, part in enumerate(rows.split(to)):
+                box[rank, other] = part
+            meet.wait()
+            came = [box[other, rank] for other in range(ranks)]
+            meet.wait()
+            assert [len(part) for part in came] == received
+            return torch.cat(came)
+
+        return swap
+
+    def work(rank):
+        found[rank] = OfRank(rank, ranks).run(swap_of(rank), formats)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def joined(found):
+    """Outputs and gradients of all ranks, and bytes that they sent, way by way."""
+    ways = found[0][3]
+    return [torch.cat([of[i] for of in found], 1) for i in range(3)], {
+        way: sum(of[3][way] for of in found) for way in ways
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_number_of_ranks_has_the_bits_of_one_and_drops_what_one_drops(ranks):
+    one = alone()
+    together, _ = joined(on_threads(ranks))
+    assert all(map(torch.equal, together, one))
+    _, _, choices_of, _ = dispatch(CHOSEN, EXPERTS, ROOM)
+    assert (choices_of < CHOICES * TOKENS).sum() < CHOSEN.numel()
+
+
+def test_four_all_to_alls_are_counted_apart_and_dispatches_are_small():
+    formats, plain = Formats(), Formats(*[Quantizer(element="bf16")] * 4)
+    (y, *_), sent = joined(on_threads(2, formats))
+    (_, *_), bf16 = joined(on_threads(2, plain))
+    share = {way: sent[way] / bf16[way] for way in bf16}
+    assert share == {
+        "forward dispatch": 4.25 / 16,
+        "forward combine": 1.0,
+        "backward combine": 1.0,
+        "backward dispatch": 8.25 / 16,
+    }
+    _, _, choices_of, _ = dispatch(CHOSEN, EXPERTS, ROOM)
+    source, places = choices_of // CHOICES // (TOKENS // 2), torch.arange(EXPERTS * ROOM) // (EXPERTS * ROOM // 2)
+    away = int(((choices_of < CHOICES * TOKENS) & (source != places)).sum())
+    assert set(bf16.values()) == {away * WIDTH * 2}
+    assert (y - alone()[0]).norm() < 0.01 * y.norm()  # results are rounded to BF16
+
+
+FORMATS = ["mxfp4", "mxfp4-rceil", "fp8-1x128", "fp8-row", "bf16", "none"]
+
+
+def quantizer(name):
+    return Quantizer(element=name) if name in ("bf16", "none") else Quantizer.named(name)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(FORMATS),
+    st.integers(0, 5),
+    st.sampled_from([32, 128, 160]),
+    st.integers(0, 99),
+    st.integers(-20, 20),
+)
+def test_rows_are_what_a_recipe_makes_of_them_wherever_they_travel(name, rows, width, seed, power):
+    q = quantizer(name)
+    x = randn(rows, width, seed=seed) * 2.0**power
+    message = packed_rows(x, q)
+    assert message.shape == (rows, row_bytes(width, q))
+    found = unpacked_rows(message, width, q)
+    if name == "none":
+        assert torch.equal(found, x)
+    for i in range(rows):
+        assert torch.equal(unpacked_rows(packed_rows(x[i : i + 1], q), width, q)[0], found[i])
+    if name.startswith("mxfp4"):
+        assert torch.equal(unpacked_rows(packed_rows(found, q), width, q), found)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-sr", "nvfp4-2d", "fp8"])
+def test_a_format_whose_rows_are_not_their_own_is_refused(name):
+    q = Quantizer.named("nvfp4") if name == "nvfp4-sr" else Quantizer.named(name)
+    with pytest.raises(ConfigError, match=r"formats\.g: found .*accepted: scales of their own in every row"):
+        Exchange(lambda *_: None, 0, Formats(g=q))
+
+
+def test_stochastic_rows_are_refused():
+    q = Recipe.named("nvfp4-sr").dgrad.g
+    with pytest.raises(ConfigError, match="rounding to nearest"):
+        Exchange(lambda *_: None, 0, Formats(g=q))
+
+
+@pytest.mark.parametrize(("tokens", "ranks", "said"), [(33, 2, "tokens"), (30, 3, "experts")])
+def test_what_cannot_be_shared_out_is_refused(tokens, ranks, said):
+    choices_of = torch.zeros(1, EXPERTS * ROOM, dtype=torch.int64)
+    with pytest.raises(ConfigError, match=f"{said}: found"):
+        make_plan(choices_of, tokens, CHOICES, ROOM, (0, ranks))
+
+
+def test_two_processes_of_gloo_have_the_bits_of_one(tmp_path):
+    """This file is run by each of them."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    one = alone()
+    together, _ = joined(found)
+    assert all(map(torch.equal, together, one))
+
+
+def main(folder: Path, rank: int) -> None:
+    """One of two processes."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    of = OfRank(rank, 2)
+    torch.save(of.run(swap_over(), chosen=gathered(of.chosen)), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
