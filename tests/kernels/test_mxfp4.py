@@ -238,6 +238,13 @@ def test_the_kernel_to_mxfp4_has_the_bits_of_the_definition_for_all_codes(place,
     compare(place, "from_fp8", (x.view(dtype), factor))
 
 
+@dtypes
+def test_the_kernel_to_mxfp4_has_nan_where_fp32_has_no_such_number(place, dtype):
+    x = torch.arange(128, dtype=torch.uint8).repeat_interleave(32).view(1, 32, 128)
+    for exponent in (112, 113, 118, 119, 120, 127):
+        compare(place, "from_fp8", (x.view(dtype), torch.full((1, 32, 1), 2.0**exponent)))
+
+
 def test_functions_take_the_kernels_where_they_run(place, monkeypatch):
     take_kernels(monkeypatch, "mxfp4")
     codes, scales = (t.to(place.device) for t in operand(1, 32, 32, spread=3))

@@ -26,6 +26,8 @@ from fp4dse.kernels.quant.triton.numbers import permuted, prmt
 _ROWS = 32
 """Rows of 128 numbers in a program that keeps the axis."""
 _NAN, _ONE = tl.constexpr(NAN), tl.constexpr(ONE)
+_MOST = tl.constexpr(NAN - 3)
+"""The largest scale of a block of FP32 numbers: that of those from 2^127 on, which are 4 to 8 times as large."""
 _HOW = {"num_warps": 4, "enable_fp_fusion": False}
 _COLUMNS = {"BLOCKS": 4, "num_warps": 4, "enable_fp_fusion": False}
 
@@ -240,7 +242,7 @@ def _from_fp8_kernel(
     largest = tl.reduce(tl.maximum(top, tl.maximum(magnitudes >> 16 & 0x7F, magnitudes >> 24)), 2, higher)
     factor = (tl.load(factor_ptr + tile, tile < count, 0) >> 23)[:, None]
     exponent = tl.load(exponents_ptr + largest)
-    is_nan = exponent == 1000
+    is_nan = factor + exponent > _MOST  # also where the largest is beyond FP32
     exponent = tl.where(is_nan, LEAST, tl.maximum(exponent, -factor))
     steps_ptr += (exponent - LEAST) * 7
     codes = words >> 4 & 0x08080808
