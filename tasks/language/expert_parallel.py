@@ -218,10 +218,15 @@ def unpacked_rows(message: Tensor, width: int, q: Quantizer) -> Tensor:
     example = _stored(torch.zeros(2, width, device=message.device), q)
     cut = iter(message.split([part.nbytes // 2 for part in example if _is_of_rows(part)], dim=1))
     parts = [
-        next(cut).contiguous().view(of.dtype).view(1, len(message), *of.shape[2:]) if _is_of_rows(of) else of
+        _apart(next(cut)).view(of.dtype).view(1, len(message), *of.shape[2:]) if _is_of_rows(of) else of
         for of in example
     ]
     return restored(Stored(*parts), [q.canonical()]).decoded()[0, :, :width]
+
+
+def _apart(part: Tensor) -> Tensor:
+    """A part of rows in memory of its own, also of a single row: there FP32 begins at a multiple of four bytes."""
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def row_bytes(width: int, q: Quantizer) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
@@ -159,6 +159,7 @@ def quantizer(name):
     st.integers(0, 99),
     st.integers(-20, 20),
 )
+@example("fp8-row", 1, 10, 0, 0)
 def test_rows_are_what_a_recipe_makes_of_them_wherever_they_travel(name, rows, width, seed, power):
     q = quantizer(name)
     x = randn(rows, width, seed=seed) * 2.0**power
