@@ -81,6 +81,8 @@ class Experts(nn.Module):
         if mixture.balance == "bias":
             self.register_buffer("bias", torch.zeros_like(router.weight[..., 0]))
             self.carried = {f"bias {router.layer}": self.get_buffer("bias")}
+            moves = [recipe.training.trains == "all" for recipe in router.numerics.recipes]
+            self.rate = RATE * torch.tensor(moves, dtype=torch.float32, device=self.bias.device)[:, None]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
@@ -105,7 +107,8 @@ class Experts(nn.Module):
         return y.view(x.shape), balance
 
     def _chosen(self, probabilities: Tensor) -> Tensor:
-        """The experts of each token, int64 [L, M, k]. In training biases move by these choices, once a step."""
+        """The experts of each token, int64 [L, M, k]. In training biases move by these choices, once a step, in lanes
+        that train their weights."""
         if self.mixture.balance == "loss":
             return largest(probabilities, self.mixture.chosen)
         use = self.router.numerics.use(self.router.layer)
@@ -114,7 +117,7 @@ class Experts(nn.Module):
         chosen = largest(probabilities + bias[:, None], self.mixture.chosen)
         if use.training:
             lack = 1.0 / len(self.mlps) - shares(chosen, len(self.mlps))
-            store(self.carried, "bias", bias + RATE * torch.sign(lack), use)
+            store(self.carried, "bias", bias + self.rate * torch.sign(lack), use)
         return chosen
 
 

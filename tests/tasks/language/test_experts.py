@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from fp4dse.dse import ConfigError, Recipe
@@ -163,8 +164,8 @@ def test_a_mixture_that_cannot_be_is_refused(wrong, said):
 # --- biases in place of a loss -----------------------------------------------------------------------------------
 
 
-def biased(lanes=2):
-    numerics = LaneNumerics([Recipe.named("bf16")] * lanes, range(lanes))
+def biased(lanes=2, recipes=None):
+    numerics = LaneNumerics(recipes or [Recipe.named("bf16")] * lanes, range(lanes))
     router = QuantLinear(randn(lanes, 4, 6, seed=1), None, numerics, 0)
     return Experts(
         router, Each(nn.Identity() for _ in range(4)), None, Mixture(balance="bias", capacity=None)
@@ -179,6 +180,15 @@ def test_biases_move_by_the_sign_of_what_an_expert_lacks():
     assert balance is None
     assert torch.equal(moe.bias, RATE * torch.sign(0.25 - shares(first, 4)))
     assert dict(moe.named_buffers())["bias"] is moe.bias  # part of what is stored
+
+
+def test_biases_rest_in_lanes_that_keep_the_weights_that_they_start_from():
+    plain = Recipe.named("bf16")
+    still = replace(plain, training=replace(plain.training, trains="none"))
+    moe, _ = biased(recipes=[plain, still])
+    moe(randn(2, 2, 40, 6))
+    assert moe.bias[0].any()
+    assert not moe.bias[1].any()
 
 
 def test_biases_decide_who_is_chosen_and_not_with_which_weight():
