@@ -38,7 +38,8 @@ def expert_products(x: Tensor, layers: Sequence[QuantLinear], filled: Tensor) ->
     """
     numerics, numbers = layers[0].numerics, tuple(layer.layer for layer in layers)
     if not numerics.groups_experts or why_not_grouped(numerics, numbers):
-        return torch.stack([layer(part.contiguous()) for layer, part in zip(layers, x.unbind(1), strict=True)], dim=1)
+        each = zip(layers, x.unbind(1), filled.unbind(1), strict=True)
+        return torch.stack([_alone(layer, part.contiguous(), number) for layer, part, number in each], dim=1)
     weights = torch.stack([layer.weight for layer in layers], dim=1)
     split = numerics.split(numbers[0])
     if split is None:
@@ -62,6 +63,14 @@ def why_not_grouped(numerics: LaneNumerics, numbers: Sequence[int]) -> str | Non
         return "outliers: found trained factors; accepted: others"
     learns = any((operand, number) in numerics.learned for operand in "xw" for number in numbers)
     return "outliers: found learned clips; accepted: others" if learns else None
+
+
+def _alone(layer: QuantLinear, x: Tensor, filled: Tensor) -> Tensor:
+    """The product of one expert, x [L, C, K] -> [L, C, N], by the operation that takes all of them: which way they go
+    depends on all lanes, and no lane's bits may."""
+    now = layer.numerics.at_present(layer.numerics)
+    now.filled = filled
+    return layer.product(x, numerics=now)
 
 
 def _together(numerics: LaneNumerics, numbers: tuple[int, ...], x: Tensor, w: Tensor, filled: Tensor) -> Tensor:

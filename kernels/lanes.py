@@ -244,6 +244,9 @@ class LaneNumerics:
         if found is None or self.evaluation == "bf16":
             return None
         groups = tuple(Group(g.lanes, self.at_present(g.numerics)) for g in found.groups)
+        if self.filled is not None:
+            for group, part in zip(groups, found.cut(self.filled), strict=True):
+                group.numerics.filled = part
         for operand in STAGES["fprop"]:
             if (alpha := self.learned.get((operand, layer))) is not None:
                 for group, part in zip(groups, found.cut(alpha), strict=True):

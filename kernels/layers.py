@@ -184,12 +184,13 @@ class QuantLinear(nn.Module):
         y = self.product(rows)
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def product(self, x: Tensor, window: Window | None = None) -> Tensor:
-        """`product` with the whole weight, also that in factors."""
-        y = product(x, self.weight, self.bias, self.numerics, self.layer, window)
+    def product(self, x: Tensor, window: Window | None = None, numerics: LaneNumerics | None = None) -> Tensor:
+        """`product` with the whole weight, also that in factors. numerics: the layer's own, unless others are given."""
+        numerics = numerics or self.numerics
+        y = product(x, self.weight, self.bias, numerics, self.layer, window)
         if self.factors is None:
             return y
         first, second = layers_of_factors(self.layer)
-        mixed = product(x, self.factors.v, None, self.numerics, first, window)
+        mixed = product(x, self.factors.v, None, numerics, first, window)
         mixed = mixed if self.factors.s is None else affine(mixed, self.factors.s)
-        return y + product(mixed, self.factors.u, None, self.numerics, second)
+        return y + product(mixed, self.factors.u, None, numerics, second)

@@ -5,8 +5,9 @@ import torch
 
 from fp4dse.dse import Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
-from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels import LaneNumerics, QuantLinear, gemm
 from fp4dse.kernels.experts import expert_products, group_layers
+from fp4dse.kernels.ops.grouped import grouped
 
 EXPERTS, ROOM, WIDTH, OUT = 4, 32, 48, 40
 FILLED = [[5, 0, 32, 17], [32, 1, 0, 16], [0, 31, 3, 0]]
@@ -132,6 +133,26 @@ def test_a_rule_for_one_expert_takes_them_apart_with_the_same_bits_in_other_lane
     assert same(one, other, among=(1, 2))
     assert "experts multiplied one by one" in " ".join(one.numerics.fallbacks)
     assert not other.numerics.fallbacks or "one by one" not in " ".join(other.numerics.fallbacks)
+
+
+def test_one_by_one_they_take_the_same_operation(monkeypatch):
+    """On a GPU it has an order of sums of its own, and a rule of one lane must not change the bits of another."""
+    multiplied = []
+
+    def seen(a, b, count, *more):
+        multiplied.extend(zip(count.tolist(), more[:1] * len(a), strict=True))
+        return grouped(a, b, count, *more)
+
+    monkeypatch.setattr(gemm, "grouped", seen)
+    plain, x = Recipe.named("nvfp4-sr-rht"), inputs()
+    for ruled in (plain, with_rules("nvfp4-sr-rht", [{"name": "expert1.*", "wgrad": "bf16"}])):
+        Experts([ruled, plain, plain], [3, 4, 5]).step(0, *x)
+    together, alone = multiplied[: len(multiplied) // 2], multiplied[len(multiplied) // 2 :]
+    assert sorted(count for count, contracted in together if not contracted) == sorted(
+        4 * [n for lane in FILLED for n in lane]
+    )
+    assert len(alone) == len(together) == 2 * 3 * 3 * EXPERTS  # layers, products, lanes
+    assert sorted(pair for pair in alone if not pair[1]) == sorted(pair for pair in together if not pair[1])
 
 
 def test_what_is_carried_is_taken_up_again_one_by_one():
