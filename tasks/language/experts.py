@@ -82,7 +82,7 @@ class Experts(nn.Module):
             self.register_buffer("bias", torch.zeros_like(router.weight[..., 0]))
             self.carried = {f"bias {router.layer}": self.get_buffer("bias")}
             moves = [recipe.training.trains == "all" for recipe in router.numerics.recipes]
-            self.rate = RATE * torch.tensor(moves, dtype=torch.float32, device=self.bias.device)[:, None]
+            self.rate = RATE * torch.tensor(moves, dtype=torch.float32, device=router.weight.device)[:, None]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
