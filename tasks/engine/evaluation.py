@@ -143,8 +143,23 @@ def final_results(population: Population) -> list[LaneResult]:
 
 
 def _loss_merged(population: Population) -> Tensor:
-    with merged(population.model):
+    """The held-out loss [L] of merged weights. What is carried of weights is of those without their factors."""
+    with merged(population.model), _forgetting(population, "fprop.w"):
         return evaluate(population)[0]
+
+
+@contextmanager
+def _forgetting(population: Population, slot: str) -> Iterator[None]:
+    """In the block a slot has nothing of earlier steps, and takes maxima as they are."""
+    states = [numerics.slots[slot].state for numerics in population.numerics.parts()]
+    kept = [dict(state) for state in states]
+    for state in states:
+        state.clear()
+    try:
+        yield
+    finally:
+        for state, old in zip(states, kept, strict=True):
+            state.update(old)
 
 
 def pruned_result(

@@ -7,6 +7,7 @@ import torch
 from fp4dse.dse import Recipe, recipe_from_dict
 from fp4dse.dse.outliers import OUTLIER_NAMES, TrainedFactors, outlier_words
 from fp4dse.dse.rules import canonical_faults
+from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.factors import has_factors, is_factor, merged, with_whole_weights
 from fp4dse.tasks import Lane, get_task, train
@@ -114,6 +115,19 @@ def test_the_merged_loss_is_that_of_one_weight_which_is_rounded():
     with merged(population.model):
         assert not any(layer.factors.u.any() for layer in layers(population))
     assert [lane.val_loss_merged for lane in train(TASK, lanes(outliers=None, trains="all")).lanes] == [None] * 2
+
+
+def test_a_merged_weight_has_maxima_of_its_own():
+    """Not those that are held of the rest, which factors were taken off and which never moves."""
+    results = []
+    for amax in ("current", "held"):
+        found = recipe("factors")
+        scale = TensorScale(amax=amax, steps=100) if amax == "held" else TensorScale()
+        found = replace(found, fprop=replace(found.fprop, w=replace(found.fprop.w, tensor_scale=scale)))
+        results += train(TASK, [Lane(found, 10 * TASK.lr, 0)]).lanes
+    current, held = results
+    assert held.val_loss == current.val_loss
+    assert held.val_loss_merged == current.val_loss_merged
 
 
 def test_a_weight_that_bf16_holds_loses_nothing_by_its_merge():
