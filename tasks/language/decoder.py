@@ -19,6 +19,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from fp4dse.dse import ConfigError
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.experts import expert_products, group_layers
@@ -216,6 +217,8 @@ class Decoder(nn.Module):
         weight = parameters["embed" if shape.tied else "head"]
         self.head = QuantLinear(weight, None, numerics, next(layers), Place("head", name="head"))
         if shape.tied:
+            if self.head.factors is not None:
+                raise ConfigError("precise.head", False, "true (the head's factors would be taken off the embedding)")
             self.head.weight = self.embed
         self.numerics, self.eps = numerics, shape.eps
         self.cos, self.sin = rope_tables(shape.context, shape.of_heads[2], numerics.seeds.device, shape.rope)

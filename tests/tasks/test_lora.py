@@ -4,7 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import Recipe, recipe_from_dict
+from fp4dse.dse import ConfigError, Recipe, recipe_from_dict
+from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.outliers import OUTLIER_NAMES, TrainedFactors, outlier_words
 from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.scale import TensorScale
@@ -13,6 +14,7 @@ from fp4dse.kernels.factors import has_factors, is_factor, merged, with_whole_we
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Stopped
 from fp4dse.tasks.engine.evaluation import evaluate, final_results
+from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.weights import start_from
 
 replace = msgspec.structs.replace
@@ -156,6 +158,16 @@ def test_a_policy_learns_by_its_adapters_alone():
     moved = {name for name, p in population.model.named_parameters() if not torch.equal(before[name], p)}
     assert moved
     assert all(map(is_factor, moved))
+
+
+def test_a_head_that_is_the_embedding_has_no_factors():
+    """They would be taken off what tokens look up, too."""
+    shape = Shape(32, 48, 1, 2, 16, tied=True)
+    parameters = {name: torch.zeros(1, *of) for name, of in shape.parameters(17).items()}
+    Decoder(shape, parameters, LaneNumerics([recipe()], [0]))
+    everywhere = replace(recipe(), precise=Precise(head=False))
+    with pytest.raises(ConfigError, match=r"precise\.head: found .*embedding"):
+        Decoder(shape, parameters, LaneNumerics([everywhere], [0]))
 
 
 def test_words_and_what_it_is_beside():
