@@ -22,10 +22,11 @@ from fp4dse.kernels.lanes import LaneNumerics, expert_seed
 from fp4dse.kernels.layers import QuantLinear, product
 
 
-def group_layers(layers: Sequence[QuantLinear]) -> None:
-    """Have the layers of experts draw as members of one group, to be called before the first product."""
+def group_layers(layers: Sequence[QuantLinear], first: int = 0) -> None:
+    """Have the layers of experts draw as members of one group, to be called before the first product. first: the number
+    of the first of them among all, where others are elsewhere, in layers of the same numbers."""
     numerics, numbers = layers[0].numerics, tuple(layer.layer for layer in layers)
-    numerics.keys.update({number: (numbers[0], expert) for expert, number in enumerate(numbers)})
+    numerics.keys.update({number: (numbers[0], expert) for expert, number in enumerate(numbers, first)})
     if reason := why_not_grouped(numerics, numbers):
         numerics.ungrouped.add(reason)
 
@@ -75,19 +76,19 @@ def _alone(layer: QuantLinear, x: Tensor, filled: Tensor) -> Tensor:
 
 def _together(numerics: LaneNumerics, numbers: tuple[int, ...], x: Tensor, w: Tensor, filled: Tensor) -> Tensor:
     """The products of lanes that compute alike: x [L, E, C, K], w [L, E, N, K] -> [L, E, C, N]."""
-    fold = numerics.at_present(_fold(numerics, len(numbers)))
+    fold = numerics.at_present(_fold(numerics, tuple(numerics.keys[number][1] for number in numbers)))
     fold.members, fold.filled, fold.precise_layers = numbers, filled.flatten(), numerics.precise_layers
     y = product(x.flatten(0, 1), w.flatten(0, 1), None, fold, numbers[0])
     return y.unflatten(0, x.shape[:2])
 
 
-def _fold(numerics: LaneNumerics, count: int) -> LaneNumerics:
-    """Numerics of `count` experts of every lane, made once."""
-    if count not in numerics.folds:
-        recipes = [recipe for recipe in numerics.recipes for _ in range(count)]
-        seeds = [expert_seed(seed, expert) for seed in numerics.seeds.tolist() for expert in range(count)]
+def _fold(numerics: LaneNumerics, experts: tuple[int, ...]) -> LaneNumerics:
+    """Numerics of these experts of every lane, made once."""
+    if experts not in numerics.folds:
+        recipes = [recipe for recipe in numerics.recipes for _ in experts]
+        seeds = [expert_seed(seed, expert) for seed in numerics.seeds.tolist() for expert in experts]
         fold = LaneNumerics(recipes, seeds, numerics.seeds.device, numerics.steps, numerics.dtype)
         for name, slot in fold.slots.items():
             slot.share_state(numerics.slots[name])
-        numerics.folds[count] = fold
-    return numerics.folds[count]
+        numerics.folds[experts] = fold
+    return numerics.folds[experts]

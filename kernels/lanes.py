@@ -147,8 +147,8 @@ class LaneNumerics:
 
         self.keys: dict[int, tuple[int, int]] = {}
         """Layer of an expert -> that of the first expert and the number of the expert, by which it draws."""
-        self.folds: dict[int, LaneNumerics] = {}
-        """Number of experts -> numerics of all of them, a lane each. They share what is carried."""
+        self.folds: dict[tuple[int, ...], LaneNumerics] = {}
+        """Numbers of experts -> numerics of all of them, a lane each. They share what is carried."""
         self.members: tuple[int, ...] = ()
         self.filled: Tensor | None = None
         self.ungrouped: set[str] = set()
@@ -281,8 +281,8 @@ class LaneNumerics:
         self.seeds.copy_(torch.tensor(list(seeds)))
         for group in self.groups.values():
             group.numerics.reseed([seeds[lane] for lane in group.lanes])
-        for count, fold in self.folds.items():
-            fold.reseed([expert_seed(seed, expert) for seed in seeds for expert in range(count)])
+        for experts, fold in self.folds.items():
+            fold.reseed([expert_seed(seed, expert) for seed in seeds for expert in experts])
 
     def parts(self) -> Iterator[LaneNumerics]:
         """All numerics that stages are in: these, those of experts side by side, and those of the groups of lanes that
@@ -446,7 +446,8 @@ class LaneNumerics:
     def _counts(self) -> dict[str, dict[str, Tensor]]:
         """Slot -> counts of all lanes [L], those of groups included."""
         counts = {name: dict(slot.counts) for name, slot in self.slots.items() if slot.counts}
-        others = [Group(tuple(i // n for i in range(n * self.lanes)), fold) for n, fold in self.folds.items()]
+        folds = self.folds.items()
+        others = [Group(tuple(lane for lane in range(self.lanes) for _ in experts), fold) for experts, fold in folds]
         for group in (*self.groups.values(), *others):
             lanes = torch.tensor(group.lanes, device=self.seeds.device)
             for name, of in group.numerics._counts().items():

@@ -45,13 +45,13 @@ CHOSEN = torch.stack([randn(LANES, TOKENS, EXPERTS, seed=3).add(torch.tensor([1.
 class OfRank:
     """The experts of one rank: a product each, in the recipe of 2603.02731, and its part of the batch."""
 
-    def __init__(self, rank, ranks):
-        numerics = LaneNumerics([Recipe.named("hopper-moe-fp4").canonical()] * LANES, [0, 1])
+    def __init__(self, rank, ranks, recipe="hopper-moe-fp4"):
+        numerics = LaneNumerics([Recipe.named(recipe).canonical()] * LANES, [0, 1])
         first, count = rank * EXPERTS // ranks, EXPERTS // ranks
         place = Place("mlp", 0, 1, "up", True)
         weights = [randn(LANES, WIDTH, WIDTH, seed=10 + first + e) for e in range(count)]
         self.layers = [QuantLinear(w, None, numerics, e, place) for e, w in enumerate(weights)]
-        group_layers(self.layers)
+        group_layers(self.layers, first)
         self.rank, self.ranks = rank, ranks
         own = slice(rank * TOKENS // ranks, (rank + 1) * TOKENS // ranks)
         self.x, self.g, self.shares, self.chosen = (of[:, own] for of in (X, G, SHARES, CHOSEN))
@@ -70,9 +70,9 @@ class OfRank:
         return y.detach(), x.grad, torch.stack([layer.weight.grad for layer in self.layers], 1), exchange.sent
 
 
-def alone():
+def alone(recipe="hopper-moe-fp4"):
     """The same in one process, whose tokens go to experts as `Experts` sends them: FP32, never packed."""
-    of, x = OfRank(0, 1), X.clone().requires_grad_()
+    of, x = OfRank(0, 1, recipe), X.clone().requires_grad_()
     positions, tokens_of, choices_of, filled = dispatch(CHOSEN, EXPERTS, ROOM)
     sent = _GatherRows.apply(x, tokens_of, positions).view(LANES, EXPERTS, ROOM, WIDTH)
     made = expert_products(sent, of.layers, filled).flatten(1, 2)
@@ -82,7 +82,7 @@ def alone():
     return y.detach(), x.grad, torch.stack([layer.weight.grad for layer in of.layers], 1)
 
 
-def on_threads(ranks, formats=EXACT):
+def on_threads(ranks, formats=EXACT, **more):
     """The same on so many ranks, each a thread."""
     box, meet, found = {}, threading.Barrier(ranks, timeout=60), [None] * ranks
 
@@ -99,7 +99,7 @@ def on_threads(ranks, formats=EXACT):
         return swap
 
     def work(rank):
-        found[rank] = OfRank(rank, ranks).run(swap_of(rank), formats)
+        found[rank] = OfRank(rank, ranks, **more).run(swap_of(rank), formats)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -124,6 +124,12 @@ def test_any_number_of_ranks_has_the_bits_of_one_and_drops_what_one_drops(ranks)
     assert all(map(torch.equal, together, one))
     _, _, choices_of, _ = dispatch(CHOSEN, EXPERTS, ROOM)
     assert (choices_of < CHOICES * TOKENS).sum() < CHOSEN.numel()
+
+
+def test_experts_draw_the_same_wherever_they_are():
+    """Random bits and signs are those of the expert's number among all ranks'."""
+    together, _ = joined(on_threads(2, Formats(*[PLAIN] * 4), recipe="nvfp4-sr-rht"))
+    assert all(map(torch.equal, together, alone("nvfp4-sr-rht")))
 
 
 def test_four_all_to_alls_are_counted_apart_and_dispatches_are_small():
