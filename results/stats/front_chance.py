@@ -46,7 +46,6 @@ GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
 REFERENCES = {"points": 10.0, "bits_per_element": 16.0, "overhead": 1.0}
 """The corner's other coordinate: all techniques at once, the bits of BF16, the time of BF16."""
-_CHUNK = 64
 
 
 def front_chance(
@@ -173,7 +172,6 @@ def _draws(
     found: Posterior, resamples: int, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     spread = found.spread
-    for start in range(0, resamples, _CHUNK):
-        count = min(_CHUNK, resamples - start)
-        shared = rng.standard_t(spread.seeds - 1, count) if spread.seeds > 1 else np.zeros(count)
-        yield found.draw(count, rng), spread.shared_error * shared
+    for draw in found.draws(resamples, rng):
+        shared = rng.standard_t(spread.seeds - 1, len(draw)) if spread.seeds > 1 else np.zeros(len(draw))
+        yield draw, spread.shared_error * shared
