@@ -34,11 +34,14 @@ from fp4dse.results.stats.spread import Spread
 
 Array = NDArray[np.float64]
 LEAST_RECIPES = 5
-CHAINS = 32
-"""Side by side; each draw is of another state of one of them."""
+DRAWS = 32
+"""Of the states of all chains after a sweep."""
+CHAINS, FEWER_CHAINS, MANY = 32, 8, 2000
+"""Chains side by side; and fewer, with several draws of each state, from that many recipes on, which take long and know
+their shares well."""
 BURN_IN = 20
 """Sweeps of a chain before its first draw."""
-AT_ZERO, ELSEWHERE = 3.0, 0.4
+AT_ZERO, ELSEWHERE = 5.0, 0.4
 """Recipes (or factors) that the prior of the shares is worth: without width, and with any."""
 DIGITS = 12
 """Of a drawn gap: recipes that a draw says are equal are equal, whatever order sums were taken in."""
@@ -74,9 +77,9 @@ class Posterior(NamedTuple):
         return np.concatenate([*self.draws(count, rng)])
 
     def draws(self, count: int, rng: np.random.Generator) -> Iterator[Array]:
-        """The same in parts [CHAINS, recipes], the last of which may be shorter."""
+        """The same in parts [DRAWS, recipes], the last of which may be shorter."""
         sweeps = _unmoved(self.spread, rng) if self.factors is None else _sweeps(self, self.factors, rng)
-        for start, draw in zip(range(0, count, CHAINS), sweeps, strict=False):
+        for start, draw in zip(range(0, count, DRAWS), sweeps, strict=False):
             yield draw[: count - start]
 
 
@@ -107,19 +110,20 @@ def _unmoved(spread: Spread, rng: np.random.Generator) -> Iterator[Array]:
     finite = np.isfinite(freedom) & (freedom > 0)
     d = freedom[finite]
     while True:
-        inflation = np.ones((CHAINS, len(freedom)))  # a variance may be larger than what its seeds say
-        inflation[:, finite] = d / (2 * rng.standard_gamma(d / 2, (CHAINS, len(d))))
+        inflation = np.ones((DRAWS, len(freedom)))  # a variance may be larger than what its seeds say
+        inflation[:, finite] = d / (2 * rng.standard_gamma(d / 2, (DRAWS, len(d))))
         yield spread.mean + spread.error * np.sqrt(inflation) * rng.standard_normal(inflation.shape)
 
 
 def _sweeps(of: Posterior, factors: list[Factor], rng: np.random.Generator) -> Iterator[Array]:
-    """Draws [CHAINS, recipes] without end, one a sweep."""
+    """Draws [DRAWS, recipes] without end, one part a sweep."""
     spread, own_widths, effect_widths = of.spread, of.own_widths, of.effect_widths
-    variance = np.broadcast_to(np.square(spread.error), (CHAINS, len(spread.mean)))
+    chains = CHAINS if len(spread.mean) < MANY else FEWER_CHAINS
+    variance = np.broadcast_to(np.square(spread.error), (chains, len(spread.mean)))
     width = np.zeros(variance.shape)
-    effects = [np.zeros((CHAINS, factor.contrasts.shape[0])) for factor in factors]
-    own_shares = np.full((CHAINS, len(own_widths)), 1 / len(own_widths))
-    effect_shares = np.full((CHAINS, len(effect_widths)), 1 / len(effect_widths))
+    effects = [np.zeros((chains, factor.contrasts.shape[0])) for factor in factors]
+    own_shares = np.full((chains, len(own_widths)), 1 / len(own_widths))
+    effect_shares = np.full((chains, len(effect_widths)), 1 / len(effect_widths))
     left = np.broadcast_to(spread.mean, variance.shape)
     sweep = 0
     while True:
@@ -138,10 +142,12 @@ def _sweeps(of: Posterior, factors: list[Factor], rng: np.random.Generator) -> I
         own_shares = _shares(which, len(own_widths), rng)
         width = own_widths[which]
         kept = np.square(width) / (np.square(width) + variance)
-        own = kept * left + np.sqrt(kept * variance) * rng.standard_normal(left.shape)
-        variance = spread.variances.draw(CHAINS, rng, np.square(left - own) / of.lanes) * of.lanes
+        middle, unsure = kept * left, np.sqrt(kept * variance)
         if (sweep := sweep + 1) > BURN_IN:
-            yield np.round(centre + own, DIGITS)
+            luck = rng.standard_normal((DRAWS // chains, *left.shape))
+            yield np.round(centre + middle + unsure * luck, DIGITS).reshape(DRAWS, -1)
+        own = middle + unsure * rng.standard_normal(left.shape)
+        variance = spread.variances.draw(chains, rng, np.square(left - own) / of.lanes) * of.lanes
 
 
 def _effects(
@@ -153,11 +159,11 @@ def _effects(
     level_error: float,
     rng: np.random.Generator,
 ) -> tuple[Array, Array, NDArray[np.intp]]:
-    """Effects of a factor's levels as these seeds show them and as they are, [CHAINS, L] each, and which width each
-    chain took for them [CHAINS].
+    """Effects of a factor's levels as these seeds show them and as they are, [chains, L] each, and which width each
+    chain took for them [chains].
 
-    weight, left: [CHAINS, recipes], precisions of the means and what other factors leave of them; prior: variances of
-    effects, with `shares` [CHAINS, widths]; None for the centre, of which nothing is known before.
+    weight, left: [chains, recipes], precisions of the means and what other factors leave of them; prior: variances of
+    effects, with `shares` [chains, widths]; None for the centre, of which nothing is known before.
     """
     precision = np.einsum("li,cl,lj->cij", factor.contrasts, weight @ factor.levels, factor.contrasts)
     seen = (weight * left) @ factor.levels @ factor.contrasts
@@ -170,7 +176,7 @@ def _effects(
         effect = true = seen / values + luck / np.sqrt(values)
     else:
         total = prior + level_error**2
-        scaled = values[:, None, :] * total[:, None]  # [CHAINS, widths, L - 1]
+        scaled = values[:, None, :] * total[:, None]  # [chains, widths, L - 1]
         chance = np.square(seen)[:, None, :] * total[:, None] / (1 + scaled) - np.log1p(scaled)
         which = _picked(np.log(shares) + chance.sum(axis=2) / 2, rng)
         known = total[which][:, None] / (1 + values * total[which][:, None])
@@ -181,10 +187,8 @@ def _effects(
     return back[0], back[1], which
 
 
-def _own(
-    left: Array, variance: Array, widths: Array, shares: Array, rng: np.random.Generator
-) -> NDArray[np.intp]:
-    """Which width each recipe's own part has in each chain, [CHAINS, recipes], from what the model leaves of means."""
+def _own(left: Array, variance: Array, widths: Array, shares: Array, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Which width each recipe's own part has in each chain, [chains, recipes], from what the model leaves of means."""
     square, cumulated = np.square(left), np.empty((len(widths), *left.shape))
     for k, width in enumerate(widths):
         total = width**2 + variance
@@ -201,7 +205,7 @@ def _picked(log_chance: Array, rng: np.random.Generator) -> NDArray[np.intp]:
 
 
 def _shares(which: NDArray[np.intp], widths: int, rng: np.random.Generator) -> Array:
-    """Shares [CHAINS, widths] of which these widths [CHAINS, n] were drawn."""
+    """Shares [chains, widths] of which these widths [chains, n] were drawn."""
     counts = np.stack([(which == k).sum(axis=1) for k in range(widths)], axis=1)
     prior = np.append(AT_ZERO, np.full(widths - 1, ELSEWHERE / (widths - 1)))
     drawn = np.maximum(rng.standard_gamma(counts + prior), 1e-30)
