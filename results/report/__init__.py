@@ -69,13 +69,14 @@ def write_report(
 ) -> None:
     """Write the report of a store to `path`, an HTML file that needs no network.
 
-    title: by default what the space that was swept last asks, else the store's name. statistics: the effect of a
+    title: by default what the one space asks that was swept, else the name of the store. statistics: the effect of a
     quantizer on a bell curve (see findings.Statistics); without it the report has no such section. StoreError if the
     store holds no runs or the file cannot be written.
     """
     found = read_findings(store, statistics)
     names = spaces(store)
-    asks = title or next(reversed(names.values()), "") or store_name(store)
+    only = next(iter(names.values())) if len(names) == 1 else ""
+    asks = title or only or store_name(store)
     name = "" if title else ", ".join(names) or "store"
     html = page(asks, _body(found, asks, name), ("explore.js",))
     write_atomic(Path(path), html.encode())

@@ -124,10 +124,8 @@ const usualLimit = (gaps, atLeast) => {
 };
 // Round numbers from low to high, evenly apart; and ticks of an axis of log ratios, as results/report/figures.py has it.
 const even = (low, high, most) => {
-  let step = 0;
-  for (let e = -6; e < 4 && !step; e++) for (const m of [1, 2, 5]) {
-    if (!step && (high - low) / (m * 10 ** e) <= most) step = m * 10 ** e;
-  }
+  const least = (high - low) / most, power = 10 ** Math.floor(Math.log10(least) + 1e-9);
+  const step = [1, 2, 5, 10].find(m => m * power >= least * (1 - 1e-9)) * power;
   const values = [];
   for (let k = Math.ceil(low / step - 1e-9); k <= high / step + 1e-9; k++) values.push(k * step);
   return {values, step};
@@ -316,7 +314,13 @@ const pitch = costs => {
 };
 const draw = () => {
   const {traces, layout} = Report.paint(figure());
-  return Plotly.react(plot, traces, layout, Report.config());
+  return Plotly.react(plot, traces, layout, Report.config()).then(ticksOfView);
+};
+// The reader's zoom stays through a redraw, so the ticks are those of what is seen.
+const ticksOfView = () => {
+  const {range, tickvals} = plot.layout.yaxis, seen = ticks(Math.min(...range), Math.max(...range), 6);
+  if (String(seen.tickvals) === String(tickvals)) return null;
+  return Plotly.relayout(plot, {"yaxis.tickvals": seen.tickvals, "yaxis.ticktext": seen.ticktext});
 };
 
 // --- table -----------------------------------------------------------------------------------------------------
@@ -405,7 +409,10 @@ id("recipes-table").tHead.addEventListener("click", event => {
 document.addEventListener("plotly", () => {
   ready = true;
   Report.drawn.set(plot, draw);
-  draw().then(() => { document.body.dataset.drawn = performance.now().toFixed(0); });
+  draw().then(() => {
+    plot.on("plotly_relayout", ticksOfView);
+    document.body.dataset.drawn = performance.now().toFixed(0);
+  });
 });
 update();
 })();
