@@ -94,7 +94,9 @@ const named = (i, most) => {  // what the labels of its twins have and its own h
 
 // What nothing else beats on both counts; equal points stay together.
 const frontOf = (lines, cost) => {
-  const able = lines.filter(i => C.quantizes[i] && Number.isFinite(C.gap[i]) && Number.isFinite(cost[i]));
+  const {bf16} = data.settings[+id("setting").value], {name} = data.axes[+id("axis").value];
+  const beaten = i => name === "overhead" && bf16 !== null && cost[i] >= bf16 && C.gap[i] >= 0;  // by BF16 itself
+  const able = lines.filter(i => C.quantizes[i] && Number.isFinite(C.gap[i]) && Number.isFinite(cost[i]) && !beaten(i));
   able.sort((a, b) => cost[a] - cost[b] || C.gap[a] - C.gap[b]);
   const out = [];
   let best = Infinity, at = NaN;
@@ -297,7 +299,7 @@ const figure = () => {
   const all = count(state.shown);
   const parts = [`${all.toLocaleString("en")} ${all === 1 ? "recipe" : "recipes"} shown, `
     + (front.length ? `${count(front)} on their front`
-      + (state.also.length ? `, ${count(state.also)} more with better or worse software.` : ".") : "none with both a gap and a cost, so there is no front.")];
+      + (state.also.length ? `, ${count(state.also)} more with better or worse software.` : ".") : finite.length ? "none on their front: BF16 is as cheap and as good." : "none with both a gap and a cost, so there is no front.")];
   if (all > state.shown.length) {
     parts.push(`Those that trained to the same bits at the same cost are one: ${state.shown.length.toLocaleString("en")} are left.`);
   }
