@@ -131,7 +131,7 @@ def _distinct(gram: Array) -> NDArray[np.intp]:
     size = np.sqrt(np.diag(gram).clip(0))
     varied = np.flatnonzero(size > 1e-9 * size.max(initial=0.0))
     alike = np.abs(gram[np.ix_(varied, varied)]) > (1 - 1e-9) * np.outer(size[varied], size[varied])
-    return varied[alike.argmax(axis=1) == np.arange(len(varied))]
+    return np.asarray(varied[alike.argmax(axis=1) == np.arange(len(varied))])
 
 
 def _descended(gram: Array, target: Array, penalties: Array) -> Array:

@@ -188,7 +188,7 @@ def _effects(
 
 
 def _own(left: Array, variance: Array, widths: Array, shares: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Which width each recipe's own part has in each chain, [chains, recipes], from what the model leaves of means."""
+    """Widths of recipes' own parts by their places, [chains, recipes], from what the model leaves of the means."""
     square, cumulated = np.square(left), np.empty((len(widths), *left.shape))
     for k, width in enumerate(widths):
         total = width**2 + variance
