@@ -4,7 +4,7 @@ A front of noisy means is made of the luckiest recipes as well as of the best. T
 the other recipes say of a recipe, and how far its seeds may be off; a front of a draw is one that may be the true one.
 
 A seed that is hard for all recipes, or on which BF16 was lucky, moves all gaps alike (spread.py). That part is drawn
-once for all recipes: it moves the gaps and the hypervolume and never the front.
+once for all recipes: it moves the gaps, the hypervolume, and on the front those alone that cost more than BF16.
 
 Recipes whose gaps are equal on every seed trained to the same bits (a loss scale that changes nothing, say). They are
 drawn once: of two that cost the same either both are on the front or none is, and the dearer one never is. Costs that
@@ -32,7 +32,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import AXES, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr
 from fp4dse.results.stats.pareto import equal_costs, front, fronts_of_any, hypervolumes
 from fp4dse.results.stats.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.spread import Spread, spread_over_seeds
@@ -46,7 +46,6 @@ GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
 REFERENCES = {"points": 10.0, "bits_per_element": 16.0, "overhead": 1.0}
 """The corner's other coordinate: all techniques at once, the bits of BF16, the time of BF16."""
-_CHUNK = 64
 
 
 def front_chance(
@@ -73,9 +72,11 @@ def chance_of(
     for lines, spread, draws in _drawn(competing, parts, codes_of(rows), resamples, seed):
         if np.isfinite(spread.error).all():
             costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
+            bf16 = bf16_cost(lines, overhead)
             for draw, shared in draws:
-                hits += fronts_of_any(costs, draw).sum(axis=0)
-                gaps.append((draw + shared[:, None]).astype(np.float32))
+                draw += shared[:, None]
+                hits += fronts_of_any(costs, draw, bf16).sum(axis=0)
+                gaps.append(draw.astype(np.float32))
             drawn = np.concatenate(gaps)
             low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
             middle = np.mean(drawn, axis=0, dtype=float)
@@ -113,7 +114,10 @@ def hypervolume(
             low, high = np.clip(2 * area - tails, 0, None)
         facts = {name: lines[name].iloc[0] for name in SETTING}
         facts |= {"axis": overhead, "reference_overhead": reference[0], "reference_gap": reference[1]}
-        counts = {"recipes": len(lines), "on_front": int(front(lines[overhead], lines["gap"]).sum())}
+        counts = {
+            "recipes": len(lines),
+            "on_front": int(front(lines[overhead], lines["gap"], bf16_cost(lines, overhead)).sum()),
+        }
         out.append({**facts, "hypervolume": area, "low": low, "high": high, **counts})
     columns = [*SETTING, "axis", "reference_overhead", "reference_gap", "hypervolume", "low", "high", "recipes"]
     return pd.DataFrame(out, columns=[*columns, "on_front"])
@@ -173,7 +177,6 @@ def _draws(
     found: Posterior, resamples: int, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     spread = found.spread
-    for start in range(0, resamples, _CHUNK):
-        count = min(_CHUNK, resamples - start)
-        shared = rng.standard_t(spread.seeds - 1, count) if spread.seeds > 1 else np.zeros(count)
-        yield found.draw(count, rng), spread.shared_error * shared
+    for draw in found.draws(resamples, rng):
+        shared = rng.standard_t(spread.seeds - 1, len(draw)) if spread.seeds > 1 else np.zeros(len(draw))
+        yield draw, spread.shared_error * shared

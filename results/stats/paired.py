@@ -252,6 +252,15 @@ def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     }
 
 
+def bf16_cost(rows: pd.DataFrame, overhead: str = OVERHEAD) -> float | None:
+    """The cost of BF16 on an axis, where it competes with recipes: rows (or lines) of a setting that it costs 1 in.
+
+    None on other axes: it has no points, and on a machine that computes FP4 by other means nothing is cheaper. None
+    where lanes roll out, too, whose time the modelled overhead does not have.
+    """
+    return 1.0 if overhead == OVERHEAD and not are_shares(rows).any() else None
+
+
 def by_seed(
     rows: pd.DataFrame, values: pd.Series, key: pd.Series | None = None
 ) -> tuple[pd.Index, NDArray[np.float64]]:
