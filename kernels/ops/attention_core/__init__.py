@@ -113,13 +113,15 @@ def _factor(factor: Tensor | None, count: int, dim: int) -> Tensor | float:
 class AttentionCore:
     """The products of lanes whose recipes have one layout of attention, one a lane.
 
-    first     the first lane's recipe: which operands are quantized and how they are made ready is that of all
-    exact     products are exact, as with `gemm = "exact"`
-    slots     by the names that counts and reasons have
+    first       the first lane's recipe: which operands are quantized and how they are made ready is that of all
+    normalized  weights are divided by their sums before they are quantized
+    exact       products are exact, as with `gemm = "exact"`
+    slots       by the names that counts and reasons have
     """
 
     def __init__(self, recipes: Sequence[Attention], device: torch.device, backend: Backend, gemm: str) -> None:
         self.first, self.exact = recipes[0], gemm == "exact"
+        self.normalized = {"normalized": True, "unnormalized": False}[self.first.weights]
         self.products = {}
         self.slots: dict[str, Slot] = {}
         numbers = iter(range(2 * MOST_SLOTS))
@@ -203,7 +205,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Sco
     product = use.product("scores")
     kept = Scores(product, product.operands(_wide(q), _wide(k), use.numerics.use(use.layer), use.layer))
     scores = _scores(kept, q, use.causal)
-    if use.core.first.weights == "normalized":
+    if use.core.normalized:
         out = use.multiplied("context", torch.softmax(scores, dim=-1), _wide(v).mT)
     else:
         weights = torch.exp(scores - scores.amax(dim=2, keepdim=True))

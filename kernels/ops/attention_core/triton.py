@@ -109,7 +109,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Kept
     m, inverse = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device).unbind(0)
     scores, width = Scores(of_q, of_k, factor_q, factor_k, m, inverse), {"WIDTH": of_q.shape[2]}
     statistics_kernel[shape.grid](*scores, *shape.sizes, **width, **shape.compiled)
-    normalized = use.core.first.weights == "normalized"
+    normalized = use.core.normalized
     p = _inner("context", use, cache(partial(_largest_weight, inverse, lanes, normalized)), length)
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     arguments = *scores, *of_v, out, *p.arguments, *shape.common, *shape.sizes

@@ -22,6 +22,8 @@ from fp4dse.dse.rounding import Ema
 from fp4dse.kernels.quant.operand.records import Use
 from fp4dse.kernels.quant.spec.feedback import fed_back, power_above
 
+EVERY_STEP = {"current": True, "previous": True, "held": False, "history": False, "feedback": False}
+"""`TensorScale.amax` -> True if every step's maximum is taken, else one in so many. Another policy is a KeyError."""
 EMA_STEPS = 10
 """Steps before a moving average takes part in rounding."""
 
@@ -43,7 +45,7 @@ class Maxima:
         self.current = column([s is None or s.amax == "current" for s in scales])
         steps = [1 if s is None else max(1, round(s.steps)) for s in scales]
         self.steps = column(steps)
-        anew = [1 if s is None or s.amax in ("current", "previous") else n for s, n in zip(scales, steps, strict=True)]
+        anew = [1 if s is None or EVERY_STEP[s.amax] else n for s, n in zip(scales, steps, strict=True)]
         self.anew = column(anew)
         """Steps after which a maximum is taken into the state."""
         self.held = column([s is not None and s.amax == "held" for s in scales])
