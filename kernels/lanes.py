@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -257,6 +258,18 @@ class LaneNumerics:
         for name in MOMENT:
             setattr(now, name, getattr(self, name))
         return now
+
+    @contextmanager
+    def temporarily(self, **values: Any) -> Iterator[None]:
+        """In the block, attributes that a training loop sets (MOMENT) have these values; after it, those they had."""
+        before = {name: getattr(self, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
 
     def _split(self, here: Sequence[Recipe]) -> Split:
         """The groups of lanes that have these recipes in a layer. Groups are made once."""
