@@ -93,8 +93,11 @@ def product(
     factors: tuple[Tensor | None, Tensor | None],
     filled: Filled | None = None,
 ) -> Tensor:
-    """The product of values [L, R, K] and [L, S, K] times their factors, None, [L], [L, R] or [L, R, K / 128] (that of
-    the second S for R): float32 [L, R, S]. filled: what is not zeros, where that is known."""
+    """The product of two operands, float32 [L, R, S]: values [L, R, K] and [L, S, K], each times its factor.
+
+    A factor is None, [L], one for each row ([L, R] of the first operand, [L, S] of the second), or one for each segment
+    of a row ([L, R, K / 128], [L, S, K / 128]). filled: what is not zeros, where that is known.
+    """
     a, b = operands
     along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)

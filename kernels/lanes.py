@@ -437,7 +437,7 @@ class LaneNumerics:
         return Use(seeds, self.step, layer, *flags, self.part, **more)
 
     def measures(self, step: int) -> bool:
-        """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""
+        """True if some slot will keep a tensor maximum of this step. `measuring` is to be set to it."""
         own = any(slot.maxima is not None and slot.maxima.due(step) for slot in self.slots.values())
         return own or any(group.measures(step) for group in self._groups())
 

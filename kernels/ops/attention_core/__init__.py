@@ -58,18 +58,18 @@ class Product(msgspec.Struct):
         """The contraction is padded with zeros to a multiple of it."""
         return max(of.unit for of in self.slots)
 
-    def use(self, place: int, use: Use, layer: int, length: int, dtype: torch.dtype) -> Use:
-        """The use of the slot at a place of the product, of a contraction of this length, by a layer."""
-        return replace(use, layer=CORE + 2 * layer + self.numbers[place] // MOST_SLOTS, length=length, dtype=dtype)
+    def use(self, index: int, use: Use, layer: int, length: int, dtype: torch.dtype) -> Use:
+        """The use of the slot with this index in the product (0 or 1), of a contraction of this length, by a layer."""
+        return replace(use, layer=CORE + 2 * layer + self.numbers[index] // MOST_SLOTS, length=length, dtype=dtype)
 
     def operands(self, a: Tensor, b: Tensor, use: Use, layer: int) -> list[Operand]:
         """a [N, R, C] and b [N, S, C] quantized along C, as one matrix of each lane."""
         gemm, found = GEMMS[self.gemm], []
         dtype = torch.float32 if gemm.whole else gemm.operand
-        for place, x in enumerate((a, b)):
+        for index, x in enumerate((a, b)):
             length = x.shape[2]
             x = blocks.pad(x.reshape(len(use.seeds), -1, length), 2, self.unit)
-            operand = self.slots[place].quantize(x, self.use(place, use, layer, length, dtype))
+            operand = self.slots[index].quantize(x, self.use(index, use, layer, length, dtype))
             found.append(operand.whole() if gemm.whole else operand)
         return found
 

@@ -232,8 +232,8 @@ class Residual(Slot):
 
 
 class Repeated(Slot):
-    """A Scaled, and again of what that lost in the first channels of the contraction (ARCQuant, 2601.07475), or in
-    those that are chosen where they are (HCP, 2602.02047)."""
+    """A Scaled with a second term: its error in some channels, quantized by the same quantizers. These are the first
+    channels of the contraction (ARCQuant, 2601.07475), or chosen ones that keep their places (HCP, 2602.02047)."""
 
     def __init__(self, scaled: Scaled, channels: Corrected) -> None:
         super().__init__(scaled.quantizers)
