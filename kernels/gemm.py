@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
+from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.dispatch import by_device, why_not_capable
 from fp4dse.kernels.ops.grouped import grouped
@@ -160,7 +160,7 @@ def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | Non
 def _bits(q: Quantizer) -> str:
     bits, found = significant_bits(q), operand_grid(q)
     if bits is None or found is None:
-        return "is rounded even in FP32"
+        return "is rounded even in FP32" if element_grid(q) else "is of a codec that dse/exactness.py does not know"
     return f"has up to {bits} significant bits, down to 2^{found.step}"
 
 
