@@ -322,14 +322,10 @@ class Population:
     def _of_experience(self) -> dict[str, Tensor]:
         """Statistics of the present samples, and metrics of the first held-out data: name -> float64 [L]."""
         assert self.experience
-        numerics, rows = self.numerics, slice(0, self.task.eval_rows)
+        held_out = self.data_index, slice(0, self.task.eval_rows)
         out = self.experience.statistics()
-        before = numerics.training, numerics.evaluation
-        numerics.training, numerics.evaluation = False, "quantized"
-        _, found = self.experience.examine(
-            self.problem.val_x[self.data_index, rows], self.problem.val_y[self.data_index, rows]
-        )
-        numerics.training, numerics.evaluation = before
+        with self.numerics.temporarily(training=False, evaluation="quantized"):
+            _, found = self.experience.examine(self.problem.val_x[held_out], self.problem.val_y[held_out])
         return out | {name: lane_mean(value).double() for name, value in found.items()}
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
