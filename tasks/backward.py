@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks import one_by_one
 from fp4dse.tasks.distance import mean_losses
 from fp4dse.tasks.optimizers import LaneOptimizer
+from fp4dse.tasks.own import one_by_one
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task

@@ -19,20 +19,20 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.loss_record import LossRecord
+from fp4dse.tasks.engine.recorder import Recorder, measure, recorded_steps
+from fp4dse.tasks.engine.weight_errors import WeightErrors
 from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.job import Lane, number
-from fp4dse.tasks.kept import keeping
-from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer, ramped
-from fp4dse.tasks.osci_reset import OsciResets
-from fp4dse.tasks.oscillation import Oscillation
-from fp4dse.tasks.q_ramping import Look, QRampings
-from fp4dse.tasks.recorder import Recorder, measure, recorded_steps
+from fp4dse.tasks.optimizers.osci_reset import OsciResets
+from fp4dse.tasks.optimizers.oscillation import Oscillation
+from fp4dse.tasks.optimizers.q_ramping import Look, QRampings
+from fp4dse.tasks.own.one_by_one import SequentialNumerics
 from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
-from fp4dse.tasks.weight_errors import WeightErrors
 
 REV = 7
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""

@@ -28,7 +28,7 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.engine.run import Run
 from fp4dse.tasks.facts import rate_of
-from fp4dse.tasks.gradient_error import BLOCKS, GradientError, GradientErrors
+from fp4dse.tasks.inspection.gradient_error import BLOCKS, GradientError, GradientErrors
 from fp4dse.tasks.job import Lane, LaneResult
 from fp4dse.tasks.task import Task
 
