@@ -69,17 +69,18 @@ def chance_of(
     competing, parts = competing_recipes(rows, recipes, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
-    for lines, spread, draws in _drawn(competing, parts, codes_of(rows), resamples, seed):
+    for lines, spread, draws, moved in _drawn(competing, parts, codes_of(rows), resamples, seed):
         if np.isfinite(spread.error).all():
             costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
-            bf16 = bf16_cost(lines, overhead)
+            bf16, middle = bf16_cost(lines, overhead), np.zeros(len(lines))
             for draw, shared in draws:
+                middle += draw.sum(axis=0) / resamples  # the shared part is zero on average, and has heavy tails
                 draw += shared[:, None]
                 hits += fronts_of_any(costs, draw, bf16).sum(axis=0)
                 gaps.append(draw.astype(np.float32))
             drawn = np.concatenate(gaps)
+            middle = middle if moved else spread.mean
             low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
-            middle = np.mean(drawn, axis=0, dtype=float)
             competing.loc[lines.index, "p_front"] = hits / resamples
             competing.loc[lines.index, ["expected", "expected_low", "expected_high"]] = np.stack([middle, low, high], 1)
     return competing.sort_values([*SETTING, overhead, "gap", "label"]).reset_index(drop=True)
@@ -105,7 +106,7 @@ def hypervolume(
     rows = rows_at_best_lr(runs)
     competing, parts = competing_recipes(rows, summarize(rows, overhead), overhead)
     out = []
-    for lines, spread, draws in _drawn(competing, parts, None, resamples, seed):
+    for lines, spread, draws, _ in _drawn(competing, parts, None, resamples, seed):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
         low = high = math.nan
         if np.isfinite(spread.error).all():
@@ -153,8 +154,9 @@ def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
 
 def _drawn(
     competing: pd.DataFrame, parts: Parts, knobs: pd.DataFrame | None, resamples: int, seed: int
-) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
-    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk].
+) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]], bool]]:
+    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk];
+    and True if they are drawn towards a model.
 
     knobs: of `codes_of`; None: each recipe has what its own seeds say.
     """
@@ -170,7 +172,7 @@ def _drawn(
             found = posterior(spread, distinct, from_zero(knobs.loc[lines["config_id"].iloc[first]]))
         draws = _draws(found, resamples, np.random.default_rng(seed))
         everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
-        yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws)
+        yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws), found.factors is not None
 
 
 def _draws(
