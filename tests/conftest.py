@@ -23,6 +23,15 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_power_cuts():
+    """No test waits until a file is on the disk: none cuts the power. Tests that look at this call put their own there.
+    Of processes that tests start nothing is changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is collected stays to the end: no search for garbage goes through it again, which takes half a second. And
