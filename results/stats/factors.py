@@ -67,7 +67,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
     parts: dict[bytes, list[str]] = {}
     codes: dict[bytes, NDArray[np.intp]] = {}
     for column in AXES:
-        code = pd.factorize(recipes[column], use_na_sentinel=False)[0]
+        code = pd.factorize(recipes[column].array, use_na_sentinel=False)[0]
         if code.size and code.max() > 0:
             parts.setdefault(code.tobytes(), []).append(column)
             codes[code.tobytes()] = code

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND
-from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.factors import AXES, AXIS, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr
 from fp4dse.results.stats.pareto import equal_costs, front, fronts_of_any, hypervolumes
@@ -46,6 +46,12 @@ GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
 REFERENCES = {"points": 10.0, "bits_per_element": 16.0, "overhead": 1.0}
 """The corner's other coordinate: all techniques at once, the bits of BF16, the time of BF16."""
+<<<<<<< HEAD
+=======
+_CHUNK = 64
+_READ = {*AXES, "points"}
+"""The columns that `factors` reads, beside those of axes."""
+>>>>>>> suite
 
 
 def front_chance(
@@ -142,9 +148,15 @@ def costs_of(overhead: str) -> list[str]:
 def codes_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Per config_id the codes of the factors of all recipes that quantize; without columns where rows lack those that
     say how a recipe is built."""
-    recipes = rows[rows["points"].gt(0)].drop_duplicates("config_id")
-    known = factors(recipes) if set(AXES) <= set(rows) else []
-    return pd.DataFrame({factor.name: factor.codes for factor in known}, index=pd.Index(recipes["config_id"]))
+    quantize = np.flatnonzero(rows["points"].gt(0))
+    ids = rows["config_id"].iloc[quantize]
+    first = ~ids.duplicated().to_numpy()
+    index = pd.Index(ids[first])
+    if not set(AXES) <= set(rows):
+        return pd.DataFrame(index=index)
+    read = [name for name in rows if name in _READ or name.startswith(AXIS)]  # not all that a row has: half as long
+    known = factors(rows[read].iloc[quantize[first]])
+    return pd.DataFrame({factor.name: factor.codes for factor in known}, index=index)
 
 
 def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:

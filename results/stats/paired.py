@@ -87,7 +87,9 @@ def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna
     number, most = np.zeros(len(rows), np.int64), 1
     missing = np.zeros(len(rows), bool)
     for name in names:
-        codes, values = pd.factorize(rows[name], sort=sort)
+        codes, values = pd.factorize(rows[name])
+        if sort and len(values) > 1:  # one value, as most columns of SETTING have, is in order
+            codes, values = pd.factorize(rows[name], sort=True)
         lacks, count = codes < 0, len(values)
         if lacks.any():
             missing |= lacks
