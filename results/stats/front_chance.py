@@ -46,12 +46,8 @@ GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
 REFERENCES = {"points": 10.0, "bits_per_element": 16.0, "overhead": 1.0}
 """The corner's other coordinate: all techniques at once, the bits of BF16, the time of BF16."""
-<<<<<<< HEAD
-=======
-_CHUNK = 64
 _READ = {*AXES, "points"}
 """The columns that `factors` reads, beside those of axes."""
->>>>>>> suite
 
 
 def front_chance(
