@@ -52,8 +52,8 @@ def diagnose(
     from fp4dse.results.stats.causes import causes, sentence
     from fp4dse.sweeps.arguments import find_recipe, parse_lrs, parse_tasks
     from fp4dse.tasks import Lane, check_device, get_task
-    from fp4dse.tasks.diagnosis import diagnose_lane
     from fp4dse.tasks.facts import rate_of
+    from fp4dse.tasks.inspection.diagnosis import diagnose_lane
 
     if out and out.suffix != ".html":
         raise ConfigError("--out", str(out), "a path that ends in .html")

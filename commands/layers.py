@@ -107,7 +107,7 @@ def sensitivity(
     result = studies.run_study(plan, target, budget_s=budget_s, **limits)
     opened = open_store(target, cost=cost)
     if fisher and result.stopped is None:
-        from fp4dse.tasks.fisher import fisher_scores  # trains with torch in this process
+        from fp4dse.tasks.inspection.fisher import fisher_scores  # trains with torch in this process
 
         scores = fisher_scores(plan.recipe, asked, plan.study.lr, plan.study.seeds, device)
         plan = studies.with_fisher(plan, scores)

@@ -51,6 +51,12 @@ _ADAPTED = {
 """Elements where a block chooses its codebook; those of IF4 in units of 1/7, which goes into the tensor factor;
 MixFP4's E1M2 doubled, as its scale is half."""
 
+OF_ONE_CODEBOOK = frozenset(
+    ("block", "table", "hif4", "split", "macro", "eden", "quest", "sawb", "softmax", "radix4", "exact")
+)
+"""Codecs whose elements are those of the element format, times powers of two at most. A codec that is neither here nor
+above may multiply anything in: no format is known to hold its operands, and their products are in FP32."""
+
 
 def grid(values: Iterable[float]) -> Grid:
     """The grid of a codebook: all its values, zero among them or not."""
@@ -72,23 +78,25 @@ def format_grid(number: FloatFormat | TableElement) -> Grid:
     return grid(number.magnitudes())
 
 
-def _element(q: Quantizer) -> Grid:
+def _element(q: Quantizer) -> Grid | None:
     if q.codec in _ADAPTED:
         return grid(_ADAPTED[q.codec])
     if q.is_plain:
         return format_grid(SCALES["bf16" if q.element == "bf16" else "fp32"])
-    return format_grid(element_format(q.element))
+    return format_grid(element_format(q.element)) if q.codec in OF_ONE_CODEBOOK else None
 
 
 def _scale(q: Quantizer) -> Grid | None:
     if q.is_plain:
         return ONE
+    if (element := _element(q)) is None:
+        return None
     if isinstance(q.scale, One):
         return ONE
     if q.scaling == "macro" or q.factors_over == "segment":
         return None  # a factor that changes along the contraction cannot wait until after the product
     if isinstance(q.scale, E8M0) and isinstance(element_format(q.element), FloatFormat):
-        return Grid(odd=1, step=max(E8M0_GRID.emin, SMALLEST - _element(q).step))
+        return Grid(odd=1, step=max(E8M0_GRID.emin, SMALLEST - element.step))
     if isinstance(q.scale, E6M2):
         return format_grid(_E6M2)  # exponents of parts of the block only add to its power
     is_quotient = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
@@ -96,7 +104,7 @@ def _scale(q: Quantizer) -> Grid | None:
 
 
 FACTORS: dict[str, Callable[[Quantizer], Grid | None]] = {"element": _element, "scale": _scale}
-"""The factors of an operand: the grid of each, None where it is a quotient, which no format holds.
+"""The factors of an operand: the grid of each, None where no format holds it, as a quotient, or nothing is known of it.
 
 A new element or scale format is found by its listed values; whatever else is multiplied in is one more entry.
 """

@@ -239,7 +239,7 @@ def _methods(q: Quantizer) -> tuple[str, ...]:
         "table": isinstance(q.element, TableElement),
         "hif4": isinstance(q.scale, E6M2),
         "radix4": q.element in ("radix4", "radix4-odd"),
-        "exact": q.arithmetic == "exact",
+        q.arithmetic: q.arithmetic != "fp32",
         q.scaling: q.scaling != "amax",
         q.adapt: q.adapt in ("if4", "mixfp4", "razer", "dialects"),
     }

@@ -121,7 +121,7 @@ class OsciReset(Part, frozen=True, tag_field="kind", tag="osci-reset"):
     """Weights that oscillate are set to what the forward quantizer makes of them (TetraJet-v2, 2510.27527).
 
     From a share `start` of the steps on, in windows of 50 steps, one `every` so many: at the end of each, the weights
-    of quantized layers whose ratio (tasks/oscillation.py) is `threshold` or more.
+    of quantized layers whose ratio (tasks/optimizers/oscillation.py) is `threshold` or more.
     """
 
     start: Share = 0.64
@@ -139,8 +139,8 @@ Growth = Annotated[int, msgspec.Meta(ge=1)] | None
 class QRamping(Part, frozen=True, tag_field="kind", tag="q-ramping"):
     """Weights that oscillate are updated less often, by more at a time (TetraJet, 2502.20853).
 
-    Every so many steps, the ratio R of each weight (tasks/oscillation.py) over the next 30 steps, which are undone,
-    gives the steps between its updates: min(every, ⌊⌊R / alpha⌋ · beta + 1⌋).
+    Every so many steps, the ratio R of each weight (tasks/optimizers/oscillation.py) over the next 30 steps, which are
+    undone, gives the steps between its updates: min(every, ⌊⌊R / alpha⌋ · beta + 1⌋).
     """
 
     every: Annotated[int, msgspec.Meta(ge=31)] = 200

@@ -35,6 +35,8 @@ ITERATIONS = 8
 
 NAMES = tuple(f"factors.{name}" for name in "usv")
 """Ends of the names of factors among a layer's parameters, beside `weight`."""
+HAS_LENGTHS = {"largest": True, "zero": False}
+"""`TrainedFactors.start` -> True if there is an s."""
 
 
 class Factors(nn.Module):
@@ -45,7 +47,7 @@ class Factors(nn.Module):
         lanes, outputs, inputs = weight.shape
         rank = of.count(outputs, inputs)
         self.u = nn.Parameter(weight.new_zeros(lanes, outputs, rank))
-        self.s = nn.Parameter(weight.new_zeros(lanes, rank)) if of.start == "largest" else None
+        self.s = nn.Parameter(weight.new_zeros(lanes, rank)) if HAS_LENGTHS[of.start] else None
         self.v = nn.Parameter(weight.new_zeros(lanes, rank, inputs))
 
     @torch.no_grad()

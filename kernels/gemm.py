@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
+from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.dispatch import by_device, why_not_capable
 from fp4dse.kernels.ops.grouped import grouped
@@ -93,8 +93,11 @@ def product(
     factors: tuple[Tensor | None, Tensor | None],
     filled: Filled | None = None,
 ) -> Tensor:
-    """The product of values [L, R, K] and [L, S, K] times their factors, None, [L], [L, R] or [L, R, K / 128] (that of
-    the second S for R): float32 [L, R, S]. filled: what is not zeros, where that is known."""
+    """The product of two operands, float32 [L, R, S]: values [L, R, K] and [L, S, K], each times its factor.
+
+    A factor is None, [L], one for each row ([L, R] of the first operand, [L, S] of the second), or one for each segment
+    of a row ([L, R, K / 128], [L, S, K / 128]). filled: what is not zeros, where that is known.
+    """
     a, b = operands
     along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)
@@ -157,7 +160,7 @@ def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | Non
 def _bits(q: Quantizer) -> str:
     bits, found = significant_bits(q), operand_grid(q)
     if bits is None or found is None:
-        return "is rounded even in FP32"
+        return "is rounded even in FP32" if element_grid(q) else "is of a codec that dse/exactness.py does not know"
     return f"has up to {bits} significant bits, down to 2^{found.step}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -261,6 +262,18 @@ class LaneNumerics:
             setattr(now, name, getattr(self, name))
         return now
 
+    @contextmanager
+    def temporarily(self, **values: Any) -> Iterator[None]:
+        """In the block, attributes that a training loop sets (MOMENT) have these values; after it, those they had."""
+        before = {name: getattr(self, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
     def _split(self, here: Sequence[Recipe]) -> Split:
         """The groups of lanes that have these recipes in a layer. Groups are made once."""
         members: dict[object, list[int]] = {}
@@ -427,7 +440,7 @@ class LaneNumerics:
         return Use(seeds, self.step, layer, *flags, self.part, **more)
 
     def measures(self, step: int) -> bool:
-        """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""
+        """True if some slot will keep a tensor maximum of this step. `measuring` is to be set to it."""
         own = any(slot.maxima is not None and slot.maxima.due(step) for slot in self.slots.values())
         return own or any(group.measures(step) for group in self._groups())
 

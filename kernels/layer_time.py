@@ -51,7 +51,7 @@ LOOKS = (16, 64, 256, 1024)
 MISS, STEADY = 0.05, 0.02
 """The chance that the interval of one of the looks misses, and how far its ends may be from the median, relatively."""
 SAMPLE_S, MOST_S = 5e-3, 10.0
-"""Calls are repeated until a sample takes about so long. And seconds after which no more pairs are begun."""
+"""Seconds that a sample takes, of as many calls as that needs; and after which no more pairs are measured."""
 
 
 class LayerTime(msgspec.Struct, frozen=True):

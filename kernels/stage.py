@@ -74,8 +74,8 @@ class Stage(msgspec.Struct):
         return Rotation(size, signs_of(self.rotation, device, draw), self.rotation.order)
 
     def choose(self, a: Tensor, b: Tensor, use: Use, dims: tuple[int, int]) -> None:
-        """Choose channels by the errors of both operands, whose contractions are these dimensions, where they are
-        chosen so; before either of them is quantized for the product."""
+        """Choose the channels of a product of a and b, contracted over these dimensions, where the choice follows from
+        the errors of both (`by = "error"`). To be called before either operand is quantized for the product."""
         if self.choice is None or self.choice.channels.by != "error":
             return
         operands = zip(self.slots, (a, b), dims, strict=True)

@@ -92,9 +92,9 @@ def plan(
     """Cut what is missing into jobs. `lrs = None`: the task's learning rate for the recipe's class. ConfigError on
     invalid recipes, and on rules that name layers of which a task's model has none.
 
-    `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where the machine has several kinds of
-    devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
-    a job of (task, preset) where it is known, see job_sizes.py.
+    `is_stored(task, lane)` says if a lane need not be trained. Where the machine has several kinds of devices, each has
+    baselines of its own, and `is_stored(task, lane, kind)` is asked of these; a kind is given by the columns of the
+    environment that distinguish it. `sizes`: (task, preset) -> most lanes of a job, where it is known (job_sizes.py).
 
     Jobs have the rungs of `halving`, which go by the overheads of `cost`. Baselines have none: all others are compared
     with them.

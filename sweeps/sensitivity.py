@@ -131,7 +131,7 @@ def plan_study(
 
 
 def with_fisher(plan: StudyPlan, scores: Mapping[Place, float]) -> StudyPlan:
-    """The plan with the score of each unit that has a forward product. scores: of tasks/fisher.py."""
+    """The plan with the score of each unit that has a forward product. scores: of tasks/inspection/fisher.py."""
     found = []
     for unit, measured in zip(plan.units, plan.study.units, strict=True):
         of = products([unit], list(plan.work), plan.grain.by)

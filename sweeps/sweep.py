@@ -123,7 +123,7 @@ def run_sweep(
     halving    drop the worse lanes of a population at rungs on the way; what was dropped in a sweep with rungs counts
                as stored for another one
     stage      what the rows say they are of; `confirm`: fresh seeds of candidates (confirming.py)
-    record     store gradient norms and what slots lose at log-spaced steps, too (tasks/recorder.py)
+    record     store gradient norms and what slots lose at log-spaced steps, too (tasks/engine/recorder.py)
     progress   True shows it on standard error; a function is called with the state a few times a second
     store      a folder, or a URL: s3://bucket/folder
     worker     command of a worker process

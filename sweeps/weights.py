@@ -45,8 +45,8 @@ def checkpoint(
     import torch
 
     from fp4dse.tasks.catalogue import get_task
-    from fp4dse.tasks.make_weights import make_weights
-    from fp4dse.tasks.weights import digest_of, write_weights
+    from fp4dse.tasks.start.make_weights import make_weights
+    from fp4dse.tasks.start.weights import digest_of, write_weights
 
     torch.set_num_threads(threads)
     weights, result = make_weights(get_task(*asked), lane, device, report)
@@ -102,7 +102,7 @@ def checkpoint_of_row(
 
 def about(path: Path) -> dict[str, Any]:
     """Facts of a checkpoint: its lane, its loss, the digest of its weights."""
-    from fp4dse.tasks.weights import read_about
+    from fp4dse.tasks.start.weights import read_about
 
     return read_about(path)
 

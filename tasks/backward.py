@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks import one_by_one
 from fp4dse.tasks.distance import mean_losses
 from fp4dse.tasks.optimizers import LaneOptimizer
+from fp4dse.tasks.own import one_by_one
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
@@ -37,14 +37,13 @@ def backward(
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
     for part in range(parts):
-        numerics.part = part
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
-        with around if around and not part else nullcontext():
-            loss, own = mean_losses(task, outputs(model, x), y)
-        scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
-        (scaled * (1 / parts)).sum().backward()  # a power of two: exact
+        with numerics.temporarily(part=part):
+            with around if around and not part else nullcontext():
+                loss, own = mean_losses(task, outputs(model, x), y)
+            scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
+            (scaled * (1 / parts)).sum().backward()  # a power of two: exact
         losses.append(own.detach())
-    numerics.part = 0
     return sum(losses[1:], losses[0]) * (1 / parts)
 
 

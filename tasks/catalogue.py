@@ -12,10 +12,10 @@ from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, finetune, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
-from fp4dse.tasks.own import load_task
+from fp4dse.tasks.own.loading import load_task
+from fp4dse.tasks.start.weights import read_weights, start_from
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import tuned
-from fp4dse.tasks.weights import read_weights, start_from
 
 TASKS: dict[str, dict[str, Task]] = {
     "regression": regression.PRESETS,

@@ -10,7 +10,7 @@ from torch import Tensor
 from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.lanes import Forward
-from fp4dse.tasks.one_by_one import SequentialNumerics
+from fp4dse.tasks.own.one_by_one import SequentialNumerics
 from fp4dse.tasks.task import Task
 
 PLAIN = Recipe.named("bf16")

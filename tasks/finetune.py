@@ -15,8 +15,8 @@ import msgspec
 import torch
 
 from fp4dse.tasks import language
-from fp4dse.tasks.base_weights import base_weights
 from fp4dse.tasks.data.grammar import HELD_OUT, TRAIN, Language
+from fp4dse.tasks.start.base_weights import base_weights
 from fp4dse.tasks.task import Problem, Task
 
 REV = 1

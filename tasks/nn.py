@@ -67,8 +67,8 @@ def make_layers(
     strides: Mapping[str, int] | None = None,
     kinds: Mapping[str, Kind] | None = None,
 ) -> nn.ModuleDict:
-    """A quantized layer for every `name.w`, under its name with _ for a dot: linear for [L, out, in], a convolution
-    that keeps the size of the image, or divides it by its stride, for [L, out, kh, kw, in].
+    """A quantized layer for every `name.w`, under its name with _ for a dot: a linear one for a weight [L, out, in], a
+    convolution for [L, out, kh, kw, in], whose output has the size of its input divided by the stride.
 
     Names are `block3.qkv` within blocks, else one word; the last word has its kind in KINDS, to which `kinds` adds.
     Layers are numbered in the order of `parameters`.

@@ -43,6 +43,7 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.program.leash import die_with
+from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.kernels import backend
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
@@ -187,9 +188,8 @@ def run(job: Job, out: Path) -> int:
             raise  # that is what torch's CPU allocator says
         return _without_memory(task, job, error)
     result.environment = here
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(result))
-    temporary.replace(out)
+    with whole_file(out) as hidden:
+        hidden.write_bytes(msgspec.json.encode(result))
     checkpoint.unlink(missing_ok=True)
     return 0
 

@@ -63,7 +63,7 @@ ADDED: dict[str, Edits] = {
                 '"ties go away from zero", known=FLAG),\n',
                 '    "down": Column("ties", 0, "elements are rounded towards zero"),\n',
             ),
-            ('lambda rounding: {"half_away": rounding.ties == "away"},\n', '    Down: lambda _: {"down": 1},\n'),
+            ('lambda rounding: {"half_away": TIES[rounding.ties]},\n', '    Down: lambda _: {"down": 1},\n'),
             ("from fp4dse.dse.rounding import ", "Down, "),
         ],
         "kernels/quant/spec/grid.py": [

@@ -147,7 +147,7 @@ BY_NAME = {
     ("fp4dse.sweeps.executors", "f'{__name__}.{module}'"): ByName(
         r"fp4dse\.sweeps\.executors\.\w+", "the package of an executor may be missing"
     ),
-    ("fp4dse.tasks.own", ""): ByName("", "a file of the user's, with a task"),
+    ("fp4dse.tasks.own.loading", ""): ByName("", "a file of the user's, with a task"),
 }
 """(module, what it imports as written there) of all imports by name, apart from constant names of other packages."""
 

@@ -14,7 +14,7 @@ from itertools import product
 import msgspec
 
 from fp4dse.dse.export.listed import BF16, of_layer
-from fp4dse.dse.export.names import GLOBS, as_slice, numbers, places, words_of
+from fp4dse.dse.export.names import GLOBS, numbers, places, words_of
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import KINDS, Precise
 from fp4dse.dse.layers.rule import LayerRule
@@ -164,9 +164,3 @@ def _with(recipe: Recipe, rule: LayerRule, place: Place) -> Recipe:
 def _enough(rules: Iterable[LayerRule], ends: tuple[int, ...] | None) -> int:
     """A number of blocks in which every rule that does not depend on it means what it does in larger models."""
     return 2 + max((max(of, default=0) for of in (ends, *(numbers(rule, None) for rule in rules)) if of), default=0)
-
-
-def where_in_words(entry: Entry) -> str:
-    """The layers of an entry: `attention, blocks 2:6`."""
-    blocks = "" if entry.blocks is None else as_slice(entry.blocks) or ", ".join(map(str, entry.blocks))
-    return ", ".join(filter(None, ["+".join(entry.kind), entry.name, f"blocks {blocks}" if blocks else ""]))

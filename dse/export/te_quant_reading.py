@@ -19,6 +19,7 @@ from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.export.listed import BF16, of_layer
 from fp4dse.dse.export.names import LEAVES, words_of
 from fp4dse.dse.export.te_quant import ARGUMENTS, CONFIGS, OVERRIDE, recipes
+from fp4dse.dse.layers.exceptions import value_of
 from fp4dse.dse.layers.rule import CHANGES, QUANTIZERS, LayerRule
 from fp4dse.dse.quantizer import NAMES_OF, Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS as QUANTIZERS_BY_NAME
@@ -291,7 +292,9 @@ def _fields(names: Iterable[str]) -> tuple[str, ...]:
     BF16 is one of them wherever some layers are: it has no rotation, so that a rule on top of it has to say its own.
     """
     there = [recipes()[name] for name in sorted(names)]
-    return tuple(field for field in CHANGES if field in QUANTIZERS or len({str(_value(of, field)) for of in there}) > 1)
+    return tuple(
+        field for field in CHANGES if field in QUANTIZERS or len({str(value_of(of, field)) for of in there}) > 1
+    )
 
 
 def _effective(matchers: list[_Matcher]) -> list[tuple[_Matcher, str]]:
@@ -310,14 +313,8 @@ def _effective(matchers: list[_Matcher]) -> list[tuple[_Matcher, str]]:
 
 def _rule(one: _Matcher, blocks: str, fields: tuple[str, ...]) -> LayerRule:
     of = of_layer(recipes()[one.config])
-    changes: dict[str, Any] = {field: _value(of, field) for field in (QUANTIZERS if one.config == "bf16" else fields)}
+    changes: dict[str, Any] = {field: value_of(of, field) for field in (QUANTIZERS if one.config == "bf16" else fields)}
     return LayerRule(kind=one.words, blocks=blocks, **changes)
-
-
-def _value(recipe: Recipe, field: str) -> object:
-    part, _, name = field.partition("_")
-    value = getattr(getattr(recipe, part), name)
-    return "none" if value is None else value
 
 
 def _runs(blocks: tuple[int, ...] | None) -> list[tuple[str, range]]:

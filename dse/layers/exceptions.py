@@ -87,3 +87,10 @@ def _changes(old: Recipe, new: Recipe) -> dict[str, Any]:
         if not new.slot(f"fprop.{operand}").is_plain and through != getattr(old.estimator, operand):
             found[f"estimator_{operand}"] = through
     return {name: found[name] for name in CHANGES if name in found}
+
+
+def value_of(recipe: Recipe, field: str) -> object:
+    """The value that a field of a rule has in a recipe: `fprop_rotation` of its forward product."""
+    part, _, name = field.partition("_")
+    value = getattr(getattr(recipe, part), name)
+    return "none" if value is None else value

@@ -67,8 +67,13 @@ class Finish(Part, frozen=True):
     @property
     def stages(self) -> tuple[str, ...]:
         """Those that are precise as a whole."""
-        stages = {"forward": ("fprop",), "backward": ("dgrad", "wgrad"), "all-but-weights": ("wgrad",)}
-        return stages.get(self.what, ("fprop", "dgrad", "wgrad"))
+        stages: dict[str, tuple[str, ...]] = {
+            "forward": ("fprop",),
+            "backward": ("dgrad", "wgrad"),
+            "all": ("fprop", "dgrad", "wgrad"),
+            "all-but-weights": ("wgrad",),
+        }
+        return stages[self.what]
 
     @property
     def stages_but_weights(self) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from fp4dse.dse.program.whole_file import whole_file
+
 
 def cache_folder() -> Path:
     """The user's, for this program. It may be deleted at any time."""
@@ -18,6 +20,5 @@ def keep(file: Path, write: Callable[[Path], object]) -> None:
     time. write: gets the path to write to."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        hidden = file.with_name(f".{file.name}.{os.getpid()}")
-        write(hidden)
-        hidden.replace(file)
+        with whole_file(file) as path:
+            write(path)

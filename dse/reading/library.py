@@ -15,6 +15,7 @@ import msgspec
 
 from fp4dse.dse.channels import Held
 from fp4dse.dse.errors import ConfigError, at_key
+from fp4dse.dse.layers.exceptions import value_of
 from fp4dse.dse.layers.rule import CHANGES, QUANTIZERS, WHERE, LayerRule
 from fp4dse.dse.own_formats import Own
 from fp4dse.dse.quantizer import Quantizer
@@ -133,19 +134,12 @@ def _read_rule(data: dict[str, typing.Any], base: Recipe | None, where: str, *ke
         recipe = write(recipe, path, found)
         changed |= dict.fromkeys(written)
     for name in changed:
-        fields.setdefault(name, _field_of(recipe, name))
+        fields.setdefault(name, value_of(recipe, name))
     try:
         return LayerRule(**fields)
     except ConfigError as error:
         field = error.where.removeprefix(f"{LayerRule.__name__}.")
         raise ConfigError(at_key(where, *keys, field), error.found, error.accepted) from None
-
-
-def _field_of(recipe: Recipe, name: str) -> object:
-    """The value of a rule's field in a recipe."""
-    part, _, field = name.partition("_")
-    value = getattr(getattr(recipe, part), field)
-    return "none" if value is None else value
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, object]:

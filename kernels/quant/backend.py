@@ -28,15 +28,15 @@ class Backend(msgspec.Struct, frozen=True):
     """A named implementation of the functions that take the reference's place, as far as it has them.
 
     why_not: what was passed over, one sentence each
-    operand: `triton.operators.operand`, or a twin, for these codecs and blocks, for lanes that need no other columns of
-        the descriptor tables than are `heeded` (of a codec, by code for these features), and for operands that are to
-        be rotated in groups of one of these sizes
+    operand: quantizes a whole operand (`triton.operators.operand`, or one that computes the same). It takes `codecs`,
+        `blocks` and, of operands that it is to rotate, `rotations`. It refuses lanes that need a column of the
+        descriptor tables which its code does not read; heeded(codec, features) has those that it reads
     maxima: `reference.rotated_maxima`, for calls of `operand`
     squares: `triton.operators.squares`, where there is such a kernel
-    by_scales: `triton.by_scales.by_scales`, or a twin, for blocks of any size of these codecs (`scale_codecs`), and for
-        lanes that need no other columns than it heeds (`scale_heeded`); and, for such, `reference.quantize_blocks`, for
-        operands whose elements and scales the backward pass needs
-    through: `triton.operators.through`, which makes them again where there is such a kernel
+    by_scales: quantizes blocks of any size (`triton.by_scales.by_scales`, or one that computes the same). It takes
+        `scale_codecs`, and reads the columns scale_heeded(codec, features)
+    quantize_blocks: `reference.quantize_blocks` for what `by_scales` takes: elements and scales for the backward pass
+    through: `triton.operators.through`, which makes these again in the backward pass, where there is such a kernel
     orthonormal: `low_rank.orthonormal`
     """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.dse.exactness import OF_ONE_CODEBOOK
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS, LEVELS
 from fp4dse.kernels.quant.spec.codecs.dialects import DIALECTS
 from fp4dse.kernels.quant.spec.reference import effective_scale, per_element
@@ -27,8 +28,8 @@ saturated  a block clips under the largest scale that its format can store
 SQUARED_ERRORS = ("clipped_error", "flushed_error")
 """The sums of (x̂ − x)² over clipped and over flushed elements, in the unit of x²."""
 
-LARGEST = {"if4": 42.0, "hif4": 7.0}
-"""Codec -> its largest element, where elements are not in the unit of the codebook: sevenths, and S1P2 with its
+LARGEST = {"if4": 42.0, "hif4": 7.0, "razer": 6.0}
+"""Codec -> its largest element, where elements are not in the unit of one codebook: sevenths, and S1P2 with its
 exponent bits."""
 
 SLACK = 1 + 2.0**-20
@@ -73,11 +74,11 @@ def count(
 def largest_element(codec: str, meta: dict[str, Tensor]) -> Tensor | None:
     """The largest |q| that a block can have, [L, n, 1], or a scalar for all; None where it is the element format's.
 
-    meta: as in codecs.Encoded.
+    meta: as in codecs.Encoded. KeyError for a codec whose elements are of no one codebook, and nothing more is known.
     """
     if codec == "dialects":
         tops = torch.tensor([levels[-1] / 2 for levels in DIALECTS], device=meta["dialect"].device)
         return tops[meta["dialect"].long()][:, :, None]
     if codec == "mixfp4":
         return torch.where(meta["e1m2"], 7.0, 6.0)[:, :, None]
-    return torch.tensor(LARGEST[codec]) if codec in LARGEST else None
+    return torch.tensor(LARGEST[codec]) if codec in LARGEST or codec not in OF_ONE_CODEBOOK else None

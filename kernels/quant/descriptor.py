@@ -110,11 +110,18 @@ ADAPT: dict[str, dict[str, float]] = {
     "razer": {},
     "dialects": {},
 }
+TIES = {"even": 0, "away": 1}
 ROUNDING: dict[type[Rounding], Callable[[Any], dict[str, float]]] = {
-    Nearest: lambda rounding: {"half_away": rounding.ties == "away"},
+    Nearest: lambda rounding: {"half_away": TIES[rounding.ties]},
     Stochastic: lambda rounding: _by_chance(rounding),
     Ema: lambda _: {"ema": 1},
 }
+SCALE_ROUNDING: dict[str, dict[str, float]] = {
+    "nearest": {},
+    "up": {"scale_up": 1},
+    "stochastic": {"scale_stochastic": 1},
+}
+CONVENTION: dict[str, dict[str, float]] = {"decode": {}, "encode": {"encode": 1}}
 """The part of a row that follows from a field of a quantizer; a value that none of these tables has is a KeyError."""
 
 
@@ -151,11 +158,9 @@ def _row(q: Quantizer) -> dict[str, float]:
             # above, the power of two of a BF16 or FP32 scale has no inverse among normal numbers
             "scale_max": min(scale.max, (2 - 2.0**-scale.mantissa) * 2.0**126),
             "scale_zero": zeros[q.scale.zero],
-            "scale_up": q.scale.rounding == "up",
-            "scale_stochastic": q.scale.rounding == "stochastic",
-            "encode": q.scale.convention == "encode",
             "hybrid": q.scale.hybrid,
         }
+        row |= SCALE_ROUNDING[q.scale.rounding] | CONVENTION[q.scale.convention]
     elif isinstance(q.scale, One):  # a stored multiplier that can only be one
         row |= {"float_scale": 1, "encode": 1, "scale_up": 1, "scale_zero": 1.0}
     elif not isinstance(q.scale, E6M2):  # which is its codec's own

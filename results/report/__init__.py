@@ -69,13 +69,14 @@ def write_report(
 ) -> None:
     """Write the report of a store to `path`, an HTML file that needs no network.
 
-    title: by default what the space that was swept last asks, else the store's name. statistics: the effect of a
+    title: by default what the one space asks that was swept, else the name of the store. statistics: the effect of a
     quantizer on a bell curve (see findings.Statistics); without it the report has no such section. StoreError if the
     store holds no runs or the file cannot be written.
     """
     found = read_findings(store, statistics)
     names = spaces(store)
-    asks = title or next(reversed(names.values()), "") or store_name(store)
+    only = next(iter(names.values())) if len(names) == 1 else ""
+    asks = title or only or store_name(store)
     name = "" if title else ", ".join(names) or "store"
     html = page(asks, _body(found, asks, name), ("explore.js",))
     write_atomic(Path(path), html.encode())
@@ -104,18 +105,19 @@ def _body(found: Findings, title: str, name: str) -> str:
     return f"{head}{explore.controls(found)}<nav>{links}</nav>" + "\n".join(shown.values()) + _HOW_TO_READ
 
 
-_HOW_TO_READ = f""" <section><h2>How to read this</h2> <p>Losses are <b>held-out losses with the quantizers on</b>, and
-with rounding to nearest where training rounds by chance. Recipe and BF16 are paired: in a seed both start from the same
-weights and see the same data in the same order. A loss is shown against BF16's: a change in %, or from half and twice
-on the ratio, × 2.4; queries and files hold its logarithm, the <b>gap</b>. <b>Both in BF16</b> is the loss of the same
-weights without quantizers, against BF16's. BF16 is also trained with every optimizer, clip, loss scale and schedule
-that recipes here have: the effect of such a technique is what it does to FP4 beyond what it does to BF16. Intervals are
-{CONFIDENCE:.0%} over the paired seeds. <b>Points</b> count the techniques that a recipe switches on, with one for FP4
-itself (arXiv 2509.17791). A recipe is on the <b>front</b> if no other recipe that quantizes has a lower loss for as
-little overhead, or less overhead for as low a loss, under one assumption about software at least (the <b>band</b> of an
-overhead has the best and the worst at its ends). Its <b>chance</b> of the front is the share of 1,000 draws in which it
-is there, when every gap is drawn from what its seeds, its factors and the other recipes say about it. The <b>noise
-floor</b> is how far BF16 is from BF16 when nothing but the seed differs.</p>
+_HOW_TO_READ = f""" <section><h2>How to read this</h2> <p>Losses are <b>held-out losses with the quantizers on</b>,
+and with rounding to nearest where training rounds by chance. Recipe and BF16 are paired: in a seed both start from the
+same weights and see the same data in the same order. A loss is shown against BF16's: a change in %, or from half and
+twice on the ratio, × 2.4; queries and files hold its logarithm, the <b>gap</b>. <b>Both in BF16</b> is the loss of the
+same weights without quantizers, against BF16's. BF16 is also trained with every optimizer, clip, loss scale and
+schedule that recipes here have: the effect of such a technique is what it does to FP4 beyond what it does to BF16.
+Intervals are {CONFIDENCE:.0%} over the paired seeds. <b>Points</b> count the techniques that a recipe switches on,
+with one for FP4 itself (arXiv 2509.17791). A recipe is on the <b>front</b> if no other recipe that quantizes, and not
+BF16 itself, has a lower loss for as little overhead, or less overhead for as low a loss, under one assumption about
+software at least (the <b>band</b> of an overhead has the best and the worst at its ends). Its <b>chance</b> of the
+front is the share of 1,000 draws in which it is there, when every gap is drawn from what its seeds, its factors and
+the other recipes say about it. The <b>noise floor</b> is how far BF16 is from BF16 when nothing but the seed
+differs.</p>
 <p>The front is made of the luckiest recipes as well as of the best: with many recipes and few seeds the lowest loss is
 lower than it would be on new seeds. The loss beside the recommended recipe is the one that new seeds are expected to
 give; losses in tables and charts are means of the seeds that were run.

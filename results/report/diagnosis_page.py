@@ -1,6 +1,6 @@
 """The output of `fp4dse diagnose`: its tables, worst first, and a page with the curves.
 
-A diagnosis is the record of tasks/diagnosis.py as plain dicts and lists.
+A diagnosis is the record of tasks/inspection/diagnosis.py as plain dicts and lists.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ const named = (i, most) => {  // what the labels of its twins have and its own h
 
 // What nothing else beats on both counts; equal points stay together.
 const frontOf = (lines, cost) => {
-  const able = lines.filter(i => C.quantizes[i] && Number.isFinite(C.gap[i]) && Number.isFinite(cost[i]));
+  const {bf16} = data.settings[+id("setting").value], {name} = data.axes[+id("axis").value];
+  const beaten = i => name === "overhead" && bf16 !== null && cost[i] >= bf16 && C.gap[i] >= 0;  // by BF16 itself
+  const able = lines.filter(i => C.quantizes[i] && Number.isFinite(C.gap[i]) && Number.isFinite(cost[i]) && !beaten(i));
   able.sort((a, b) => cost[a] - cost[b] || C.gap[a] - C.gap[b]);
   const out = [];
   let best = Infinity, at = NaN;
@@ -124,10 +126,8 @@ const usualLimit = (gaps, atLeast) => {
 };
 // Round numbers from low to high, evenly apart; and ticks of an axis of log ratios, as results/report/figures.py has it.
 const even = (low, high, most) => {
-  let step = 0;
-  for (let e = -6; e < 4 && !step; e++) for (const m of [1, 2, 5]) {
-    if (!step && (high - low) / (m * 10 ** e) <= most) step = m * 10 ** e;
-  }
+  const least = (high - low) / most, power = 10 ** Math.floor(Math.log10(least) + 1e-9);
+  const step = [1, 2, 5, 10].find(m => m * power >= least * (1 - 1e-9)) * power;
   const values = [];
   for (let k = Math.ceil(low / step - 1e-9); k <= high / step + 1e-9; k++) values.push(k * step);
   return {values, step};
@@ -299,7 +299,7 @@ const figure = () => {
   const all = count(state.shown);
   const parts = [`${all.toLocaleString("en")} ${all === 1 ? "recipe" : "recipes"} shown, `
     + (front.length ? `${count(front)} on their front`
-      + (state.also.length ? `, ${count(state.also)} more with better or worse software.` : ".") : "none with both a gap and a cost, so there is no front.")];
+      + (state.also.length ? `, ${count(state.also)} more with better or worse software.` : ".") : finite.length ? "none on their front: BF16 is as cheap and as good." : "none with both a gap and a cost, so there is no front.")];
   if (all > state.shown.length) {
     parts.push(`Those that trained to the same bits at the same cost are one: ${state.shown.length.toLocaleString("en")} are left.`);
   }
@@ -316,7 +316,13 @@ const pitch = costs => {
 };
 const draw = () => {
   const {traces, layout} = Report.paint(figure());
-  return Plotly.react(plot, traces, layout, Report.config());
+  return Plotly.react(plot, traces, layout, Report.config()).then(ticksOfView);
+};
+// The reader's zoom stays through a redraw, so the ticks are those of what is seen.
+const ticksOfView = () => {
+  const {range, tickvals} = plot.layout.yaxis, seen = ticks(Math.min(...range), Math.max(...range), 6);
+  if (String(seen.tickvals) === String(tickvals)) return null;
+  return Plotly.relayout(plot, {"yaxis.tickvals": seen.tickvals, "yaxis.ticktext": seen.ticktext});
 };
 
 // --- table -----------------------------------------------------------------------------------------------------
@@ -405,7 +411,10 @@ id("recipes-table").tHead.addEventListener("click", event => {
 document.addEventListener("plotly", () => {
   ready = true;
   Report.drawn.set(plot, draw);
-  draw().then(() => { document.body.dataset.drawn = performance.now().toFixed(0); });
+  draw().then(() => {
+    plot.on("plotly_relayout", ticksOfView);
+    document.body.dataset.drawn = performance.now().toFixed(0);
+  });
 });
 update();
 })();

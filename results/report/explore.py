@@ -20,6 +20,7 @@ from fp4dse.results.report.findings import Findings, as_texts
 from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.factors import AXES as RECIPE_AXES
 from fp4dse.results.stats.factors import PLAIN
+from fp4dse.results.stats.paired import bf16_cost
 from fp4dse.results.stats.pareto import equal_costs
 from fp4dse.results.text.pareto_table import BETTER, metric_title
 
@@ -145,7 +146,8 @@ def _setting(found: Findings) -> dict[str, Any]:
     metric = metric_title(found.recipes)
     points = {"points": True} if found.verdicts[0].unit else {}
     rises = bool(metric and metric.endswith(BETTER["higher"]))
-    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises, **points}
+    facts = {"noise": noise if np.isfinite(noise) else None, "bf16": bf16_cost(found.recipes)}
+    return {"title": title, **facts, "metric": metric, "rises": rises, **points}
 
 
 def _discrete(values: pd.Series) -> bool:

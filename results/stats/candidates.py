@@ -4,8 +4,9 @@ A recipe is a candidate unless one that costs no more is better by more than REA
 
     gap - gap'  >  3 · √(e² + e'²)          e: standard errors of means, pooled over recipes (spread.py)
 
-With equal errors that is 3·√2 of them. Recipes with equal losses on all seeds at one learning rate trained to the same
-bits and would do so on others: they are one candidate, the cheapest of them.
+With equal errors that is 3·√2 of them. BF16 can be better in that way, too, where a recipe takes as long. Recipes with
+equal losses on all seeds at one learning rate trained to the same bits and would do so on others: they are one
+candidate, the cheapest of them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.results.stats.front_chance import competing_recipes, costs_of
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, rows_at_best_lr, stacked
-from fp4dse.results.stats.spread import spread_over_seeds
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, rows_at_best_lr, stacked
+from fp4dse.results.stats.spread import Spread, spread_over_seeds
 from fp4dse.results.stats.summary import summarize
 
 Array = NDArray[np.float64]
@@ -47,11 +48,25 @@ def candidates(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
             continue
         distinct = here.iloc[first].assign(same_bits=copies - 1)
         prices = (distinct[name].to_numpy(float) for name in costs_of(overhead))
-        behind = [errors_behind(price, spread.mean, spread.error) for price in prices if np.isfinite(price).all()]
+        bf16 = bf16_cost(here, overhead)
+        behind = [
+            np.maximum(errors_behind(price, spread.mean, spread.error), _behind_bf16(price, spread, bf16))
+            for price in prices
+            if np.isfinite(price).all()
+        ]
         distinct["behind"] = np.min(behind, axis=0)
         near = distinct[distinct["behind"].le(REACH)]
         found.append(near.sort_values(["behind", "gap", "label"]))
     return stacked(found, columns)
+
+
+def _behind_bf16(cost: Array, spread: Spread, bf16: float | None) -> Array:
+    """By how many standard errors recipes that cost as much as BF16 are worse, [recipes]; 0 for others."""
+    if bf16 is None:
+        return np.zeros(len(cost))
+    error = np.sqrt(np.square(spread.error) + spread.shared_error**2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((cost >= bf16) & (spread.mean > 0), spread.mean / error, 0.0)
 
 
 def errors_behind(cost: Array, mean: Array, error: Array) -> Array:

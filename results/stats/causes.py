@@ -1,8 +1,9 @@
 """Causes for which a recipe loses, each judged by a threshold: what `fp4dse diagnose` measured, put into words.
 
-A diagnosis is the record of tasks/diagnosis.py as plain dicts and lists. Every cause has one number: the largest over
-operands or layers, and over the steps that were looked at. That of a layer is relative to its own gradient, since Adam
-gives each weight a step of its own size. The main cause is the one that is the most times above its threshold.
+A diagnosis is the record of tasks/inspection/diagnosis.py as plain dicts and lists. Every cause has one number: the
+largest over operands or layers, and over the steps that were looked at. That of a layer is relative to its own
+gradient, since Adam gives each weight a step of its own size. The main cause is the one that is the most times above
+its threshold.
 """
 
 from __future__ import annotations

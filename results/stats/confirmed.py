@@ -15,8 +15,7 @@ import pandas as pd
 from fp4dse.results.stats.candidates import candidates
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.intervals import mean_interval
-from fp4dse.results.stats.levels import are_shares
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.pareto import worth_naming
 from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import summarize
@@ -96,7 +95,7 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     able = rows[rows["config_id"].isin(recipes[whole])]
     first, other = (able[able["seed"].isin(part)] for part in (seeds[:half], seeds[half:]))
     ranked = summarize(first)
-    named = worth_naming(ranked[OVERHEAD], ranked["seeds"], bool(are_shares(first).any()))
+    named = worth_naming(ranked[OVERHEAD], ranked["seeds"], bf16_cost(first))
     ranked = ranked[named].sort_values("gap", kind="stable")
     if ranked.empty or not np.isfinite(ranked["gap"].iloc[0]):
         return out

@@ -27,7 +27,7 @@ from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
 from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.pareto import worth_naming
 from fp4dse.results.stats.shrinkage import posterior
 from fp4dse.results.stats.simultaneous import table, versus
@@ -62,7 +62,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
         finished = quantizes & ~diverged
         overhead = facts[OVERHEAD].first().reindex(recipes) if OVERHEAD in part else np.full(len(recipes), np.nan)
         seeds = np.where(finished, np.isfinite(log).sum(axis=1), 0)
-        finished &= worth_naming(np.where(finished, overhead, np.inf), seeds, bool(are_shares(part).any()))
+        finished &= worth_naming(np.where(finished, overhead, np.inf), seeds, bf16_cost(part))
         eligible = finished & ~pruned
         chosen = reference
         if chosen is None:

@@ -10,6 +10,7 @@ the axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
     parts: dict[bytes, list[str]] = {}
     codes: dict[bytes, NDArray[np.intp]] = {}
     for column in AXES:
-        code = pd.factorize(recipes[column], use_na_sentinel=False)[0]
+        code = pd.factorize(recipes[column].array, use_na_sentinel=False)[0]
         if code.size and code.max() > 0:
             parts.setdefault(code.tobytes(), []).append(column)
             codes[code.tobytes()] = code
@@ -81,7 +82,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
             kept.append(key)
             carried[key] = []
     least_telling = sorted(kept, key=lambda key: -min(_RANK.get(_field(column), 99) for column in parts[key]))
-    by_pairs = _determined(kept, codes) if kept else {}
+    by_pairs = _determined(tuple(kept)) if kept else {}
     for key in least_telling:
         carriers = (one for pair, one in by_pairs[key].items() if set(pair) <= set(kept))
         if carrier := next(carriers, None):
@@ -96,15 +97,15 @@ def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
     return len(np.unique(a * (b.max() + 1) + b)) == int(b.max()) + 1
 
 
-def _determined(
-    kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]
-) -> dict[bytes, dict[tuple[bytes, bytes], bytes]]:
+@lru_cache(maxsize=2)  # each statistic of a report asks this of the same recipes
+def _determined(kept: tuple[bytes, ...]) -> dict[bytes, dict[tuple[bytes, bytes], bytes]]:
     """For each factor the pairs of two others, in the order of `kept`, whose levels together determine its, if it was
-    not fully crossed with one of them; and which one that is.
+    not fully crossed with one of them; and which one that is. Factors are the bytes of their codes.
 
     So the range of stochastic rounding, which formats without a tensor scale lack, follows from rounding and tensor
     scale. A third factor of a fractional design follows from two others as well, but is crossed with each.
     """
+    codes = {key: np.frombuffer(key, np.intp) for key in kept}
     levels = [int(codes[key].max()) + 1 for key in kept]
     table = np.stack([codes[key] for key in kept], axis=1).astype(np.min_scalar_type(max(levels)))  # [recipes, factors]
     out: dict[bytes, dict[tuple[bytes, bytes], bytes]] = {key: {} for key in kept}

@@ -4,7 +4,7 @@ A front of noisy means is made of the luckiest recipes as well as of the best. T
 the other recipes say of a recipe, and how far its seeds may be off; a front of a draw is one that may be the true one.
 
 A seed that is hard for all recipes, or on which BF16 was lucky, moves all gaps alike (spread.py). That part is drawn
-once for all recipes: it moves the gaps and the hypervolume and never the front.
+once for all recipes: it moves the gaps, the hypervolume, and on the front those alone that cost more than BF16.
 
 Recipes whose gaps are equal on every seed trained to the same bits (a loss scale that changes nothing, say). They are
 drawn once: of two that cost the same either both are on the front or none is, and the dearer one never is. Costs that
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND
-from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.factors import AXES, AXIS, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr
 from fp4dse.results.stats.pareto import equal_costs, front, fronts_of_any, hypervolumes
 from fp4dse.results.stats.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.spread import Spread, spread_over_seeds
@@ -46,7 +46,8 @@ GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
 REFERENCES = {"points": 10.0, "bits_per_element": 16.0, "overhead": 1.0}
 """The corner's other coordinate: all techniques at once, the bits of BF16, the time of BF16."""
-_CHUNK = 64
+_READ = {*AXES, "points"}
+"""The columns that `factors` reads, beside those of axes."""
 
 
 def front_chance(
@@ -70,15 +71,18 @@ def chance_of(
     competing, parts = competing_recipes(rows, recipes, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
-    for lines, spread, draws in _drawn(competing, parts, codes_of(rows), resamples, seed):
+    for lines, spread, draws, moved in _drawn(competing, parts, codes_of(rows), resamples, seed):
         if np.isfinite(spread.error).all():
             costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
+            bf16, middle = bf16_cost(lines, overhead), np.zeros(len(lines))
             for draw, shared in draws:
-                hits += fronts_of_any(costs, draw).sum(axis=0)
-                gaps.append((draw + shared[:, None]).astype(np.float32))
+                middle += draw.sum(axis=0) / resamples  # the shared part is zero on average, and has heavy tails
+                draw += shared[:, None]
+                hits += fronts_of_any(costs, draw, bf16).sum(axis=0)
+                gaps.append(draw.astype(np.float32))
             drawn = np.concatenate(gaps)
+            middle = middle if moved else spread.mean
             low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
-            middle = np.mean(drawn, axis=0, dtype=float)
             competing.loc[lines.index, "p_front"] = hits / resamples
             competing.loc[lines.index, ["expected", "expected_low", "expected_high"]] = np.stack([middle, low, high], 1)
     return competing.sort_values([*SETTING, overhead, "gap", "label"]).reset_index(drop=True)
@@ -104,7 +108,7 @@ def hypervolume(
     rows = rows_at_best_lr(runs)
     competing, parts = competing_recipes(rows, summarize(rows, overhead), overhead)
     out = []
-    for lines, spread, draws in _drawn(competing, parts, None, resamples, seed):
+    for lines, spread, draws, _ in _drawn(competing, parts, None, resamples, seed):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
         low = high = math.nan
         if np.isfinite(spread.error).all():
@@ -113,7 +117,10 @@ def hypervolume(
             low, high = np.clip(2 * area - tails, 0, None)
         facts = {name: lines[name].iloc[0] for name in SETTING}
         facts |= {"axis": overhead, "reference_overhead": reference[0], "reference_gap": reference[1]}
-        counts = {"recipes": len(lines), "on_front": int(front(lines[overhead], lines["gap"]).sum())}
+        counts = {
+            "recipes": len(lines),
+            "on_front": int(front(lines[overhead], lines["gap"], bf16_cost(lines, overhead)).sum()),
+        }
         out.append({**facts, "hypervolume": area, "low": low, "high": high, **counts})
     columns = [*SETTING, "axis", "reference_overhead", "reference_gap", "hypervolume", "low", "high", "recipes"]
     return pd.DataFrame(out, columns=[*columns, "on_front"])
@@ -137,9 +144,15 @@ def costs_of(overhead: str) -> list[str]:
 def codes_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Per config_id the codes of the factors of all recipes that quantize; without columns where rows lack those that
     say how a recipe is built."""
-    recipes = rows[rows["points"].gt(0)].drop_duplicates("config_id")
-    known = factors(recipes) if set(AXES) <= set(rows) else []
-    return pd.DataFrame({factor.name: factor.codes for factor in known}, index=pd.Index(recipes["config_id"]))
+    quantize = np.flatnonzero(rows["points"].gt(0))
+    ids = rows["config_id"].iloc[quantize]
+    first = ~ids.duplicated().to_numpy()
+    index = pd.Index(ids[first])
+    if not set(AXES) <= set(rows):
+        return pd.DataFrame(index=index)
+    read = [name for name in rows if name in _READ or name.startswith(AXIS)]  # not all that a row has: half as long
+    known = factors(rows[read].iloc[quantize[first]])
+    return pd.DataFrame({factor.name: factor.codes for factor in known}, index=index)
 
 
 def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
@@ -149,8 +162,9 @@ def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
 
 def _drawn(
     competing: pd.DataFrame, parts: Parts, knobs: pd.DataFrame | None, resamples: int, seed: int
-) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
-    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk].
+) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]], bool]]:
+    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk];
+    and True if they are drawn towards a model.
 
     knobs: of `codes_of`; None: each recipe has what its own seeds say.
     """
@@ -166,14 +180,13 @@ def _drawn(
             found = posterior(spread, distinct, from_zero(knobs.loc[lines["config_id"].iloc[first]]))
         draws = _draws(found, resamples, np.random.default_rng(seed))
         everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
-        yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws)
+        yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws), found.factors is not None
 
 
 def _draws(
     found: Posterior, resamples: int, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     spread = found.spread
-    for start in range(0, resamples, _CHUNK):
-        count = min(_CHUNK, resamples - start)
-        shared = rng.standard_t(spread.seeds - 1, count) if spread.seeds > 1 else np.zeros(count)
-        yield found.draw(count, rng), spread.shared_error * shared
+    for draw in found.draws(resamples, rng):
+        shared = rng.standard_t(spread.seeds - 1, len(draw)) if spread.seeds > 1 else np.zeros(len(draw))
+        yield draw, spread.shared_error * shared

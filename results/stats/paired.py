@@ -87,7 +87,9 @@ def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna
     number, most = np.zeros(len(rows), np.int64), 1
     missing = np.zeros(len(rows), bool)
     for name in names:
-        codes, values = pd.factorize(rows[name], sort=sort)
+        codes, values = pd.factorize(rows[name])
+        if sort and len(values) > 1:  # one value, as most columns of SETTING have, is in order
+            codes, values = pd.factorize(rows[name], sort=True)
         lacks, count = codes < 0, len(values)
         if lacks.any():
             missing |= lacks
@@ -250,6 +252,15 @@ def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
         "log_loss": levels(rows["loss"], shares) - excess,
         "reference": levels(rows["baseline_loss"], shares),
     }
+
+
+def bf16_cost(rows: pd.DataFrame, overhead: str = OVERHEAD) -> float | None:
+    """The cost of BF16 on an axis, where it competes with recipes: rows (or lines) of a setting that it costs 1 in.
+
+    None on other axes: it has no points, and on a machine that computes FP4 by other means nothing is cheaper. None
+    where lanes roll out, too, whose time the modelled overhead does not have.
+    """
+    return 1.0 if overhead == OVERHEAD and not are_shares(rows).any() else None
 
 
 def by_seed(

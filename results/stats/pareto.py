@@ -1,4 +1,7 @@
-"""The Pareto front, the points that no other beats in both coordinates, and the area that it dominates."""
+"""The Pareto front, the points that no other beats in both coordinates, and the area that it dominates.
+
+BF16 is the point (cost of BF16, 0). It is on no front, but beats what costs as much and is no better.
+"""
 
 from __future__ import annotations
 
@@ -13,41 +16,42 @@ ULPS = 8
 """Last places by which two sums of the same costs may differ."""
 
 
-def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
+def front(x: ArrayLike, y: ArrayLike, bf16: float | None = None) -> NDArray[np.bool_]:
     """True for points that no other dominates, where both coordinates are to be small. x, y: [n]; returns bool [n].
 
     A point is dominated if another is no worse in both and better in one. Equal points stay together, and so do those
-    whose x differs in its last digits alone; a point with NaN or inf is never on the front and dominates nobody.
+    whose x differs in its last digits alone; a point with NaN or inf is never on the front and dominates nobody. bf16:
+    the cost of BF16; None if x is no cost that BF16 has, too.
     """
-    [mask] = fronts(equal_costs(x), np.asarray(y, float)[None])
+    [mask] = fronts(equal_costs(x), np.asarray(y, float)[None], bf16)
     return np.asarray(mask)
 
 
-def front_of_any(xs: Sequence[ArrayLike], y: ArrayLike) -> NDArray[np.bool_]:
+def front_of_any(xs: Sequence[ArrayLike], y: ArrayLike, bf16: float | None = None) -> NDArray[np.bool_]:
     """True for points that are on the front for one of several costs at least. xs: [n] each; y: [n]; returns bool [n].
 
     A recipe whose cost depends on what is assumed is dominated only if it is dominated under every assumption.
     """
-    [mask] = fronts_of_any([equal_costs(x) for x in xs], np.asarray(y, float)[None])
+    [mask] = fronts_of_any([equal_costs(x) for x in xs], np.asarray(y, float)[None], bf16)
     return np.asarray(mask)
 
 
-def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike) -> NDArray[np.bool_]:
+def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike, bf16: float | None = None) -> NDArray[np.bool_]:
     """`front_of_any` of many draws of y at once, whose costs are made equal already. ys: [draws, n]; returns bool
     [draws, n]."""
-    return np.asarray(np.any([fronts(x, ys) for x in xs], axis=0))
+    return np.asarray(np.any([fronts(x, ys, bf16) for x in xs], axis=0))
 
 
-def worth_naming(overhead: ArrayLike, seeds: ArrayLike, rolls_out: bool = False) -> NDArray[np.bool_]:
-    """True for recipes that may be recommended. overhead: [n], BF16 = 1; seeds: [n], finished; returns bool [n].
+def worth_naming(overhead: ArrayLike, seeds: ArrayLike, bf16: float | None = 1.0) -> NDArray[np.bool_]:
+    """True for recipes that may be recommended. overhead: [n]; seeds: [n], finished; bf16: overhead of BF16, None where
+    recipes are not held against it; returns bool [n].
 
     They have two seeds, where any has, or the luckiest single lane of an unfinished sweep would be the answer. And they
-    save time against BF16, or their overhead is not known, or lanes roll out, whose time the overhead does not have;
-    where none saves any, all may be.
+    save time against BF16, or their overhead is not known; where none saves any, all may be.
     """
     seeds = np.asarray(seeds)
     often = seeds >= min(2, np.max(seeds, initial=0))
-    saves = often & (~(np.asarray(overhead, float) > 1 - LEAST_SAVING) | rolls_out)
+    saves = often & ~(np.asarray(overhead, float) > (np.inf if bf16 is None else bf16 - LEAST_SAVING))
     return np.asarray(saves if saves.any() else often)
 
 
@@ -63,7 +67,7 @@ def equal_costs(x: ArrayLike) -> NDArray[np.float64]:
     return out
 
 
-def fronts(x: ArrayLike, ys: ArrayLike) -> NDArray[np.bool_]:
+def fronts(x: ArrayLike, ys: ArrayLike, bf16: float | None = None) -> NDArray[np.bool_]:
     """`front` of many draws of y at once. x: [n]; ys: [draws, n]; returns bool [draws, n].
 
     After sorting by x once, a point survives iff it has the lowest y of its own x and that is below everything at a
@@ -80,7 +84,7 @@ def fronts(x: ArrayLike, ys: ArrayLike) -> NDArray[np.bool_]:
     alive = np.isfinite(lowest)
     alive[:, 1:] &= lowest[:, 1:] < before[:, :-1]
     mask[:, order] = (sorted_ys == lowest[:, column]) & alive[:, column]
-    return mask
+    return mask if bf16 is None else mask & ((np.asarray(x, float) < bf16) | (ys < 0))
 
 
 def hypervolumes(x: ArrayLike, ys: ArrayLike, reference: tuple[float, float]) -> NDArray[np.float64]:

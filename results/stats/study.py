@@ -17,7 +17,7 @@ class Measured(msgspec.Struct, frozen=True):
     alone, spared    config_ids: it alone quantized, it alone in BF16
     products         its share of the multiply-adds of the model, embedding and head among them
     step             what sparing it adds to the modelled step, as a share of the recipe's; None where that is not known
-    fisher           the score of it in BF16 at the end of training (tasks/fisher.py); None: not asked for
+    fisher           the score of it in BF16 at the end of training (tasks/inspection/fisher.py); None: not asked for
     """
 
     layers: str

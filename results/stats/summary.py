@@ -17,6 +17,7 @@ from fp4dse.results.stats.paired import (
     OVERHEAD,
     SETTING,
     at_best_lr,
+    bf16_cost,
     by_seed,
     numbered,
     outcomes,
@@ -56,9 +57,9 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
-    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. A recipe is
-    off the front if it is dominated with the best software, with the worst and with the middling one. Of modelled
-    overheads those of the newest revision in the setting count. ConfigError if the rows have no numeric column
+    (points > 0), have a finite gap and an overhead; BF16 is on none, but dominates what takes as long and is no better.
+    A recipe is off the front if it is dominated with the best software, with the worst and with the middling one. Of
+    modelled overheads those of the newest revision in the setting count. ConfigError if the rows have no numeric column
     `overhead`.
     """
     check_overhead(runs, overhead)
@@ -118,7 +119,9 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out[["survived", "survived_low", "survived_high"]] = survival(out["seeds"], out["diverged"]).to_numpy()
     out["on_front"] = False
     for _, part in out[quantizes].groupby("setting"):
-        out.loc[part.index, "on_front"] = front_of_any(part[["cost", *band]].to_numpy(float).T, part["gap"])
+        out.loc[part.index, "on_front"] = front_of_any(
+            part[["cost", *band]].to_numpy(float).T, part["gap"], bf16_cost(part, overhead)
+        )
     out["p_best"] = _p_against_best(out, quantizes, paired)
     out = out.sort_values(
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]

@@ -35,16 +35,19 @@ class Variances(NamedTuple):
     usual: Array
     """[recipes]: what all variances are held against (spread.py); `own` and `centres` are ratios to it."""
 
-    def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """σ² [count, recipes]; `own` itself where nothing else is known."""
+    def draw(self, count: int, rng: np.random.Generator, square: Array | None = None) -> Array:
+        """σ² [count, recipes]; `own` itself where nothing else is known. square: [count, recipes], the square of one
+        deviation more, whose variance is σ², too."""
         if not len(self.chances):
             return np.broadcast_to(self.own * self.usual, (count, len(self.own)))
         which = rng.choice(len(self.chances), count, p=self.chances)[:, None]
         prior, known = PRIOR_FREEDOM[which], self.freedom[self.freedom > 0]
         unsure = np.sqrt((np.square(_ROOTS[which]) + 2 / known.mean()) / len(known))
         common = np.exp(self.centres[which] + unsure * rng.standard_normal((count, 1)))
-        chi_squared = 2 * rng.standard_gamma((prior + self.freedom) / 2)
-        return np.asarray(self.usual * (prior * common + self.freedom * self.own) / chi_squared)
+        sums, freedom = prior * common + self.freedom * self.own, prior + self.freedom
+        if square is not None:
+            sums, freedom = sums + square / self.usual, freedom + 1
+        return np.asarray(self.usual * sums / (2 * rng.standard_gamma(freedom / 2)))
 
 
 def variances(own: Array, freedom: Array, usual: Array | None = None) -> Variances:

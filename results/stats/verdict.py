@@ -21,7 +21,7 @@ from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.front_chance import chance_of
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
-from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, learning_rates, rows_at_best_lr, stacked
 from fp4dse.results.stats.pareto import LEAST_SAVING, worth_naming
 from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
@@ -246,7 +246,7 @@ def _verdict(
     here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     tried = lines[~lines["is_baseline"]]
     finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
-    ranked = finite[worth_naming(finite[OVERHEAD], finite["seeds"], bool(are_shares(here).any()))]
+    ranked = finite[worth_naming(finite[OVERHEAD], finite["seeds"], bf16_cost(here))]
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None

@@ -39,6 +39,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running, check_options
@@ -341,6 +342,5 @@ def _cancel(arrays: list[str]) -> None:
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    hidden.write_bytes(msgspec.json.encode(record))
-    hidden.replace(path)
+    with whole_file(path) as hidden:
+        hidden.write_bytes(msgspec.json.encode(record))

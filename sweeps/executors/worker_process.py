@@ -1,4 +1,5 @@
-"""A worker process as its driver sees it: fed a line a job, heard line by line, ended with all that it started.
+"""A worker process as its driver sees it: it gets a line for each job, is read line by line, and is ended with all that
+it started.
 
 It has a session of its own, so that an end reaches everything it started and Ctrl-C reaches the driver alone, and it
 dies with the driver (dse/program/leash.py).

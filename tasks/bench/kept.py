@@ -1,4 +1,4 @@
-"""The bytes that a block of a decoder keeps for the backward pass (tasks/kept.py).
+"""The bytes that a block of a decoder keeps for the backward pass (tasks/engine/kept.py).
 
 A block's are the difference between a decoder and one with a block more, so that embedding, head and loss are not in
 them.
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import get_task
-from fp4dse.tasks.kept import keeping
+from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.task import Task
 

@@ -10,7 +10,6 @@ The bytes are written once to the user's cache, in two files, and read in place.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import numpy as np
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.program.cache import cache_folder
+from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.tasks.data.text import BYTES, HELD_OUT, Corpus
 
 REV = 1
@@ -77,9 +77,8 @@ def _write(packages: dict[str, list[Path]], folder: Path) -> None:
         raise ConfigError("--data", "python", f"{LEAST:,} bytes of installed Python source (found {sizes['train']:,})")
     folder.mkdir(parents=True, exist_ok=True)
     for split, found in splits.items():
-        hidden = folder / f".{split}.{os.getpid()}"
-        hidden.write_bytes(b"".join(texts[name] for name in found))
-        hidden.replace(folder / f"{split}.bin")
+        with whole_file(folder / f"{split}.bin") as hidden:
+            hidden.write_bytes(b"".join(texts[name] for name in found))
 
 
 def _new(files: list[Path], seen: set[bytes]) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.tasks.environment import environment
 from fp4dse.tasks.job import Lane, LaneResult, Rung
 from fp4dse.tasks.task import Task
@@ -54,12 +55,10 @@ def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Run
 def save(path: Path, of: dict[str, str], progress: TrainingProgress, state: dict[str, Tensor]) -> None:
     """Write the file; after a crash at any moment it is the old one or the new one."""
     tensors = {name: value.detach().cpu() for name, value in state.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
+    with whole_file(path) as hidden, open(hidden, "wb") as file:
         torch.save({"of": of, "standing": msgspec.json.encode(progress).decode(), "state": tensors}, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load(path: Path, of: dict[str, str]) -> tuple[TrainingProgress, dict[str, Tensor]]:

@@ -14,8 +14,7 @@ factors have been added to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
@@ -32,15 +31,9 @@ from fp4dse.tasks.job import LaneResult, number
 from fp4dse.tasks.task import Finish
 
 
-@contextmanager
-def evaluating(population: Population, way: Evaluation = "quantized") -> Iterator[None]:
-    """In the block the model computes as in evaluation, and no state changes."""
-    numerics = population.numerics
-    numerics.training, numerics.evaluation = False, way
-    try:
-        yield
-    finally:
-        numerics.training, numerics.evaluation = True, ""
+def evaluating(population: Population, way: Evaluation = "quantized") -> AbstractContextManager[None]:
+    """In a `with` block the model computes as in evaluation, and no state changes."""
+    return population.numerics.temporarily(training=False, evaluation=way)
 
 
 @torch.no_grad()

@@ -19,20 +19,20 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.loss_record import LossRecord
+from fp4dse.tasks.engine.recorder import Recorder, measure, recorded_steps
+from fp4dse.tasks.engine.weight_errors import WeightErrors
 from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.job import Lane, number
-from fp4dse.tasks.kept import keeping
-from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer, ramped
-from fp4dse.tasks.osci_reset import OsciResets
-from fp4dse.tasks.oscillation import Oscillation
-from fp4dse.tasks.q_ramping import Look, QRampings
-from fp4dse.tasks.recorder import Recorder, measure, recorded_steps
+from fp4dse.tasks.optimizers.osci_reset import OsciResets
+from fp4dse.tasks.optimizers.oscillation import Oscillation
+from fp4dse.tasks.optimizers.q_ramping import Look, QRampings
+from fp4dse.tasks.own.one_by_one import SequentialNumerics
 from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
-from fp4dse.tasks.weight_errors import WeightErrors
 
 REV = 7
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
@@ -322,14 +322,10 @@ class Population:
     def _of_experience(self) -> dict[str, Tensor]:
         """Statistics of the present samples, and metrics of the first held-out data: name -> float64 [L]."""
         assert self.experience
-        numerics, rows = self.numerics, slice(0, self.task.eval_rows)
+        held_out = self.data_index, slice(0, self.task.eval_rows)
         out = self.experience.statistics()
-        before = numerics.training, numerics.evaluation
-        numerics.training, numerics.evaluation = False, "quantized"
-        _, found = self.experience.examine(
-            self.problem.val_x[self.data_index, rows], self.problem.val_y[self.data_index, rows]
-        )
-        numerics.training, numerics.evaluation = before
+        with self.numerics.temporarily(training=False, evaluation="quantized"):
+            _, found = self.experience.examine(self.problem.val_x[held_out], self.problem.val_y[held_out])
         return out | {name: lane_mean(value).double() for name, value in found.items()}
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:

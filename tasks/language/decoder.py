@@ -147,8 +147,12 @@ class Mlps(nn.ModuleList):
 
 
 class Block(nn.Module):
-    """One block: (h [L, B, T, D], the branch that h has yet to receive or None, cos, sin) -> h, the branch of the MLP,
-    which the next norm adds to it, and the balance loss [L], None where there is none."""
+    """One block: (h [L, B, T, D], branch, cos, sin) -> h, branch, balance loss [L].
+
+    h is the residual stream. A branch is what has yet to be added to it, which the next norm does: on the way in the
+    last block's, None for the first block; on the way out that of this block's MLP. The balance loss is None where
+    there is none.
+    """
 
     def __init__(
         self, shape: Shape, i: int, parameters: dict[str, Tensor], numerics: LaneNumerics, layers: Iterator[int]
@@ -194,8 +198,8 @@ class Block(nn.Module):
         return out
 
     def heads(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, as many heads of each, of what the layer `qkv` returns, [L, B, T, ·]: rotated by
-        their position, [L·B·heads, T, d] each."""
+        """Queries, keys and values, [L·B·heads, T, d] each, of the output of the layer `qkv`, [L, B, T, ·]. Queries and
+        keys are rotated by their position; fewer heads of keys and values are repeated to as many as queries have."""
         heads, kv_heads, _ = self.shape.of_heads
         if kv_heads < heads or self.shape.qk_norm:
             gains = (self.q_norm, self.k_norm) if self.shape.qk_norm else None

@@ -18,7 +18,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.kernels.ops.rope import Rope
 from fp4dse.tasks.language.decoder import Shape
-from fp4dse.tasks.weights import OPTION, read_weights
+from fp4dse.tasks.start.weights import OPTION, read_weights
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
 import msgspec
 from torch import Tensor
@@ -95,5 +95,10 @@ def schedule_factor(schedule: Constant | Linear | Cosine | Triangle, step: int, 
         return 1.0
     top = max(rise, 1.0)  # the step after which it falls
     t = max(0.0, (step + 1 - top) / (steps + 1 - top))
-    left = 1.0 - t if isinstance(schedule, Linear) else (1.0 + math.cos(math.pi * t)) / 2.0
+    if isinstance(schedule, Linear):
+        left = 1.0 - t
+    elif isinstance(schedule, Cosine):
+        left = (1.0 + math.cos(math.pi * t)) / 2.0
+    else:
+        assert_never(schedule)
     return schedule.floor + (1.0 - schedule.floor) * left

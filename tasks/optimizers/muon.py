@@ -29,6 +29,7 @@ from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import adam
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.ops.products import bf16
+from fp4dse.kernels.quant.spec.grid import round_bf16
 from fp4dse.tasks.optimizers import adamw
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors
 
@@ -86,13 +87,8 @@ def orthogonal(x: Tensor) -> Tensor:
         return orthogonal(x.mT.contiguous()).mT
     a, b, c = COEFFICIENTS
     norm = sqrt(lane_sum((x * x).flatten(1), 1)).clamp(min=LEAST_NORM)
-    x = _rounded(x / norm[:, None, None])
+    x = round_bf16(x / norm[:, None, None])
     for _ in range(ITERATIONS):
-        gram = _rounded(bf16(x, x))
-        x = _rounded(x * a + bf16(gram * b + bf16(gram, gram) * c, x.mT))
+        gram = round_bf16(bf16(x, x))
+        x = round_bf16(x * a + bf16(gram * b + bf16(gram, gram) * c, x.mT))
     return x
-
-
-def _rounded(x: Tensor) -> Tensor:
-    """x rounded to BF16, as float32."""
-    return x.to(torch.bfloat16).to(torch.float32)

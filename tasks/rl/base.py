@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.ops.philox import STREAMS, random32
-from fp4dse.tasks.base_weights import base_weights
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
 from fp4dse.tasks.rl.grpo import log_probability
+from fp4dse.tasks.start.base_weights import base_weights
 from fp4dse.tasks.task import Problem, Task
 
 REV = 2

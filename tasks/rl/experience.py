@@ -147,27 +147,21 @@ class Rollouts:
 
     def _answers(self, prompts: Tensor, noise: Tensor | None, way: Evaluation) -> Sampled:
         """Answers by the numerics of rollouts, which round as in evaluation."""
-        numerics = self.sampler.numerics
-        before = numerics.training, numerics.evaluation
-        numerics.training, numerics.evaluation = False, way
-        drawn = sample(self.sampler, prompts, self.plan.chains.answer_length, noise)
-        numerics.training, numerics.evaluation = before
-        return drawn
+        with self.sampler.numerics.temporarily(training=False, evaluation=way):
+            return sample(self.sampler, prompts, self.plan.chains.answer_length, noise)
 
     def _log_p(self, model: Decoder | None) -> Tensor:
         """log π of the answers, [L, B, T], in minibatches: under the trainer's forward pass, whose state stays as it
         is, or, for None, of the policy that training began with, in BF16."""
         numerics, found = self.numerics, []
-        before = numerics.training, numerics.evaluation
-        numerics.training, numerics.evaluation = False, numerics.evaluation if model else "bf16"
-        for part in self._parts():
-            inputs = self.inputs[:, part]
-            if model is not None:
-                logits = outputs(model, inputs)[0]
-            else:
-                logits = functional_call(self.model, self.reference, (inputs,))[0].to(torch.float32)
-            found.append(log_probability(logits, self.target.tokens[:, part]))
-        numerics.training, numerics.evaluation = before
+        with numerics.temporarily(training=False, evaluation=numerics.evaluation if model else "bf16"):
+            for part in self._parts():
+                inputs = self.inputs[:, part]
+                if model is not None:
+                    logits = outputs(model, inputs)[0]
+                else:
+                    logits = functional_call(self.model, self.reference, (inputs,))[0].to(torch.float32)
+                found.append(log_probability(logits, self.target.tokens[:, part]))
         return torch.cat(found, dim=1)
 
     def _parts(self) -> list[slice]:
@@ -192,9 +186,8 @@ class Rollouts:
         share of problems whose answers differ in their rewards, with dynamic sampling. Of the present minibatch:
         `ratios_clipped`, the share of its tokens whose ratio is beyond its bound: nothing is learned of them."""
         inputs, target = self.batch()
-        before, self.numerics.training = self.numerics.training, False
-        log_p = log_probability(outputs(self.model, inputs)[0], target.tokens)
-        self.numerics.training = before
+        with self.numerics.temporarily(training=False):
+            log_p = log_probability(outputs(self.model, inputs)[0], target.tokens)
         clipped = lane_mean(is_clipped(log_p, target, self.plan.clip).to(torch.float32) * target.share)
         return {name: value.double() for name, value in (self.recorded | {"ratios_clipped": clipped}).items()}
 

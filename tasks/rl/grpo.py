@@ -69,7 +69,7 @@ def share_of(counts: Tensor) -> Tensor:
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log π of the tokens, [L, B, T], by the last T of logits [L, B, ·, V] but one for each token behind them."""
+    """log π of tokens [L, B, T], of the same shape, by the last T rows of logits [L, B, ·, V]: row t is of token t."""
     last = logits[:, :, -tokens.shape[2] :]
     return F.log_softmax(last, dim=-1).gather(-1, tokens[..., None])[..., 0]
 

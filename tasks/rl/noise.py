@@ -27,11 +27,12 @@ class ParameterNoise:
     def __init__(self, noises: Sequence[Noise | None], model: Decoder, steps: int, every: int, draws: Draws) -> None:
         self.model, self.every, self.draws = model, every, draws
         rollouts, device = -(-steps // every), draws.seeds.device
-        self.sizes: dict[str, Tensor] = {}  # what it is added to -> [L, rollouts]
-        for of in ("norms", "weights"):
-            if any(noise and noise.of == of for noise in noises):
-                each = [n.sizes(rollouts) if n and n.of == of else [0.0] * rollouts for n in noises]
-                self.sizes[of] = torch.tensor(each, device=device)
+        sizes = {of: [[0.0] * rollouts for _ in noises] for of in ("norms", "weights")}
+        for lane, noise in enumerate(noises):
+            if noise:
+                sizes[noise.of][lane] = noise.sizes(rollouts)
+        self.sizes = {noise.of: torch.tensor(sizes[noise.of], device=device) for noise in noises if noise}
+        """Kind of parameter -> the noise of each rollout, [L, rollouts]."""
 
     def drawn(self) -> dict[str, Tensor]:
         """Name of a parameter -> its value with the noise of the present step, for the parameters that have any."""

@@ -1,5 +1,8 @@
 """Which numbers an operand can be, found by listing codes × scales, is what its formula says."""
 
+import copy
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.exactness import (
     OPERAND_FORMATS,
+    element_grid,
     format_grid,
     grid,
     holds,
@@ -108,3 +112,15 @@ def test_a_format_uses_all_its_mantissa_bits(number):
     """Which is what lets FP32 be described without listing it."""
     assert format_grid(number).odd == 2 ** (number.mantissa + 1) - 1
     assert format_grid(number).step == number.emin - number.mantissa
+
+
+def later():
+    """A quantizer of a codec that somebody has added elsewhere."""
+    q = copy.copy(Quantizer.named("nvfp4"))
+    msgspec.structs.force_setattr(q, "scaling", "later")
+    return q
+
+
+def test_of_a_codec_that_is_not_listed_no_format_is_known_to_hold_operands():
+    assert later().codec == "later"
+    assert (element_grid(later()), operand_format(later())) == (None, "fp32")

@@ -3,6 +3,7 @@
 Each fault that somebody who adds one may leave is planted here.
 """
 
+import copy
 import re
 from importlib import import_module
 from types import SimpleNamespace
@@ -14,14 +15,20 @@ import torch
 from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through, Trust
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.layers.precision import Finish
+from fp4dse.dse.outliers import LearnedClip, LowRank
 from fp4dse.dse.own_formats import TableElement
+from fp4dse.dse.record import Part
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
+from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.quant import descriptor
 from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
 from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.operand import kinds
 from fp4dse.kernels.quant.operand.kinds import slot_of
+from fp4dse.kernels.quant.operand.state import Maxima
 from fp4dse.kernels.quant.reading import columns_read, constant_of
 from fp4dse.kernels.quant.spec import estimators
 from fp4dse.kernels.quant.spec.codecs import CODECS, SCALES
@@ -254,6 +261,54 @@ def test_a_value_that_the_table_does_not_know_has_no_row(field):
     q[field] = Later() if field in ("rounding", "scale") else "later"
     with pytest.raises(KeyError, match=r"(?i)later"):
         descriptor._row(SimpleNamespace(**q))
+
+
+def with_later(part, field):
+    """The part with a value of the field that somebody has added to the type alone."""
+    part = copy.copy(part)
+    msgspec.structs.force_setattr(part, field, "later")
+    return part
+
+
+@pytest.mark.parametrize(
+    ("at", "part", "field"),
+    [
+        ("rounding", Nearest(), "ties"),
+        ("scale", NVFP4.scale, "rounding"),
+        ("scale", NVFP4.scale, "convention"),
+        ("scale", NVFP4.scale, "zero"),
+        ("outliers", LearnedClip(), "gradient"),
+        ("outliers", LowRank(), "vectors"),
+    ],
+)
+def test_a_value_that_no_slot_knows_is_an_error_and_not_another_value(at, part, field):
+    q = replace(NVFP4, tensor_scale=None)
+    msgspec.structs.force_setattr(q, at, with_later(part, field))
+    with pytest.raises(KeyError, match="later"):
+        slot_of([q], 0, torch.device("cpu"), PLAIN)
+
+
+def test_a_treatment_of_outliers_that_no_slot_knows_is_an_error(monkeypatch):
+    monkeypatch.setattr(kinds, "replace", lambda q, **_: q)  # which would look at its type
+
+    class Later(Part, frozen=True, tag_field="kind", tag="later"):
+        pass
+
+    q = replace(NVFP4, tensor_scale=None)
+    msgspec.structs.force_setattr(q, "outliers", Later())
+    with pytest.raises(AssertionError, match="Later"):
+        slot_of([q], 0, torch.device("cpu"), PLAIN)
+
+
+def test_a_policy_of_maxima_that_nobody_wrote_is_an_error():
+    with pytest.raises(KeyError, match="later"):
+        Maxima([SimpleNamespace(tensor_scale=with_later(TensorScale(), "amax"))], torch.device("cpu"))
+
+
+def test_a_later_arithmetic_is_a_codec_that_is_not_there_and_a_later_finish_has_no_stages():
+    assert with_later(NVFP4, "arithmetic").codec == "later"
+    with pytest.raises(KeyError, match="later"):
+        _ = with_later(Finish(share=0.1), "what").stages
 
 
 def test_every_rounding_has_a_row():

@@ -50,6 +50,12 @@ ASKING = {
     "engine/population.py: __init__": "memory that the allocator keeps",
     "engine/population.py: _build": "streams and graphs",
     "engine/lane_counts.py: why_not_fit": "memory that is free",
+    "engine/lane_counts.py: wait_for": "what a clock measures",
+    "engine/lane_counts.py: _reset_peak": "memory that is taken",
+    "engine/lane_counts.py: _peak": "memory that is taken",
+    "engine/run.py: _peak_memory": "memory that is taken",
+    "device_memory.py: total_memory": "memory that there is",
+    "environment.py: environment": "a column of rows",
     "engine/lane_counts.py: _name": "a name in messages",
     "engine/lane_counts.py: is_alone_on": "memory that others take",
     "engine/lane_counts.py: free_memory": "memory that is free",
@@ -72,14 +78,33 @@ def test_no_function_but_these_asks_for_the_kind_of_a_device():
 
 
 def _asks(node):
-    """True for `x.is_cuda` and its like, and for `device.type` compared with anything."""
+    """True for `x.is_cuda` and its like, for `device.type` compared with anything, and for a name that is looked at:
+    `device.startswith("cuda")`, `"cuda" in device`."""
     if isinstance(node, ast.Attribute):
         return node.attr in ("is_cuda", "is_cpu")
+    if isinstance(node, ast.Call):
+        of_name = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "partition", "split")
+        return of_name and any(_is_kind(argument) for argument in node.args)
+    if isinstance(node, ast.Compare) and _is_kind(node.left) and isinstance(node.ops[0], ast.In | ast.NotIn):
+        return True
     sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
     return any(isinstance(side, ast.Attribute) and side.attr == "type" for side in sides)
 
 
-@pytest.mark.parametrize("line", ["x.is_cuda", "x.device.type == 'cuda'", "'cpu' != torch.device(d).type"])
+def _is_kind(node):
+    return isinstance(node, ast.Constant) and node.value in ("cuda", "cpu", "cuda:")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x.is_cuda",
+        "x.device.type == 'cuda'",
+        "'cpu' != torch.device(d).type",
+        "d.startswith('cuda')",
+        "'cuda' not in str(d)",
+    ],
+)
 def test_a_function_that_asks_is_found(line):
     assert any(map(_asks, ast.walk(ast.parse(f"if {line}: pass"))))
 

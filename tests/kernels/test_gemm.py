@@ -1,9 +1,12 @@
 """Backends hold what they say they hold, refuse the rest in a sentence, and never round in silence."""
 
+import copy
+
+import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
+from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe, exactness
 from fp4dse.dse.exactness import OPERAND_FORMATS, format_grid, operand_format
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.scale import BF16, E8M0, FP32
@@ -11,6 +14,7 @@ from fp4dse.kernels import LaneNumerics, gemm, lanes
 from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, pick
 from fp4dse.kernels.ops import products
 from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.spec.codecs import CODECS
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
 
@@ -194,3 +198,14 @@ def test_settings_of_the_matrix_units_hold_for_the_call_only():
     with pytest.raises(ZeroDivisionError), products._math("tf32"):
         raise ZeroDivisionError
     assert (matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction) == before
+
+
+def test_of_every_codec_of_today_it_is_known_which_numbers_its_operands_are():
+    assert exactness.OF_ONE_CODEBOOK | exactness._ADAPTED.keys() == CODECS.keys()
+
+
+def test_of_a_codec_that_is_not_listed_the_reason_says_so():
+    later = copy.copy(NVFP4)
+    msgspec.structs.force_setattr(later, "scaling", "later")
+    assert gemm._bits(later) == "is of a codec that dse/exactness.py does not know"
+    assert gemm._bits(Quantizer(scale=FP32())) == "is rounded even in FP32"

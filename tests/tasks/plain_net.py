@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fp4dse.tasks.plain import plain_task
+from fp4dse.tasks.own.plain import plain_task
 from fp4dse.tasks.task import Task
 
 

@@ -43,8 +43,11 @@ def one_thread():
 
 
 def short(name: str, preset: str, steps: int = 5) -> Task:
-    """Of few steps, with little held out, in two passes, and few samples drawn."""
+    """Of few steps, with little held out, in two passes, few samples drawn, and a base that has hardly learned."""
     task = get_task(name, preset)
+    if task.pretrain:
+        base, lr = task.pretrain.args
+        task = replace(task, pretrain=partial(task.pretrain.func, replace(base, steps=2), lr))
     if name == "diffusion":
         (size,) = task.finish.args
         task = replace(task, finish=partial(task.finish.func, replace(size, samples=16)))

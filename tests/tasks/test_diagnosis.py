@@ -9,8 +9,8 @@ from fp4dse.dse.training import Training
 from fp4dse.kernels import statistics
 from fp4dse.kernels.inspection.watch import watching
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.diagnosis import diagnose_lane, gradients, look, parted
 from fp4dse.tasks.engine import Population
+from fp4dse.tasks.inspection.diagnosis import diagnose_lane, gradients, look, parted
 from tests.tasks.plain_net import task_of
 
 replace = msgspec.structs.replace

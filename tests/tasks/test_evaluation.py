@@ -1,5 +1,8 @@
 """Held-out losses have no chance in them: what is rounded by chance in training is rounded to nearest."""
 
+import ast
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -17,6 +20,7 @@ from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.evaluation import evaluate
 from tests.tasks.plain_net import task_of
 
+ROOT = Path(__file__).parents[2]
 replace = msgspec.structs.replace
 BF16 = Recipe.named("bf16")
 NVFP4 = QUANTIZERS["nvfp4"]
@@ -155,3 +159,50 @@ def test_the_evaluated_recipe_rounds_to_nearest_in_the_forward_pass_alone():
     assert (evaluated.dgrad, evaluated.wgrad) == (recipe.dgrad, recipe.wgrad)
     assert evaluated.evaluated() == evaluated
     assert Recipe.named("nvfp4").evaluated() == Recipe.named("nvfp4").canonical()
+
+
+# --- modes -------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_that_fails_leaves_training_as_it_was(monkeypatch):
+    one = trained(short("regression", "smoke"), RECIPES["nvfp4"])
+    monkeypatch.setattr(one.model, "forward", lambda x: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(one, "bf16")
+    assert (one.numerics.training, one.numerics.evaluation) == (True, "")
+
+
+SET_ONCE = {
+    "kernels/convert.py: numerics": "a copy, of this moment",
+    "kernels/recompute.py: _pass": "a with block itself",
+    "tasks/bench/kept.py: _kept": "numerics that are made there",
+    "tasks/engine/population.py: _build": "numerics that are made there",
+    "tasks/engine/population.py: _enter": "for the whole step",
+    "tasks/own/one_by_one.py: of_lane": "a lane's follow those of all",
+    "tasks/teacher.py: __init__": "numerics that are made there",
+}
+"""Functions that set a mode of numerics without a `with` block, each with the reason why none is left behind."""
+
+
+def test_modes_of_numerics_are_set_in_with_blocks():
+    found = set()
+    for file in [*(ROOT / "kernels").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")]:
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and any(map(_sets_a_mode, ast.walk(function))):
+                found.add(f"{file.relative_to(ROOT)}: {function.name}")
+    assert found == SET_ONCE.keys()
+
+
+def _sets_a_mode(node):
+    """True for `x.training = …` and its like, of another object than `self` and a context of autograd."""
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr in {*kernel_lanes.MOMENT, "recompute"} - {"step"}
+        and ast.unparse(node.value) not in ("self", "ctx")
+    )
+
+
+@pytest.mark.parametrize("line", ["numerics.training = False", "a.part, b = 1, 2", "p.numerics.precise_stages |= more"])
+def test_a_mode_that_is_set_without_one_is_found(line):
+    assert any(map(_sets_a_mode, ast.walk(ast.parse(line))))

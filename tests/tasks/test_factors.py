@@ -15,10 +15,10 @@ from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, convert
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Stopped
-from fp4dse.tasks.make_weights import make_weights
-from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers.lane_optimizer import decays
-from fp4dse.tasks.weights import start_from
+from fp4dse.tasks.own.one_by_one import SequentialNumerics
+from fp4dse.tasks.start.make_weights import make_weights
+from fp4dse.tasks.start.weights import start_from
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=8)

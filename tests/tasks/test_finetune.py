@@ -9,15 +9,15 @@ import torch
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.training import Distill, Training
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.base_weights import base_weights
 from fp4dse.tasks.data.grammar import TRAIN, Language
 from fp4dse.tasks.distance import mean_losses
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.language import presets
-from fp4dse.tasks.make_weights import make_weights
-from fp4dse.tasks.weights import start_from
+from fp4dse.tasks.start.base_weights import base_weights
+from fp4dse.tasks.start.make_weights import make_weights
+from fp4dse.tasks.start.weights import start_from
 
 replace = msgspec.structs.replace
 TASK = get_task("finetune", "smoke")

@@ -7,8 +7,8 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.layers import QuantLinear
 from fp4dse.kernels.quant.quantize import quantize
-from fp4dse.tasks import fisher
-from fp4dse.tasks.fisher import Scoring, fisher_scores
+from fp4dse.tasks.inspection import fisher
+from fp4dse.tasks.inspection.fisher import Scoring, fisher_scores
 from fp4dse.tasks.layers import find_layers
 from tests.tasks.plain_net import task_of
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp4dse.tasks.gradient_error import BLOCKS, GradientErrors
+from fp4dse.tasks.inspection.gradient_error import BLOCKS, GradientErrors
 
 TRUE = torch.linspace(-1, 1, 40, dtype=torch.float64)
 SCALE = float(TRUE.square().sum())

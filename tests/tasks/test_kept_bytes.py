@@ -8,8 +8,8 @@ from torch import nn
 from fp4dse.dse import Recipe
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.tasks import Job, JobResult, Lane, LaneResult, get_task
+from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.population import Population
-from fp4dse.tasks.kept import keeping
 
 
 def test_a_tensor_counts_once_and_parameters_do_not():

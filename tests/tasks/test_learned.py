@@ -16,9 +16,9 @@ from fp4dse.kernels.learned import LEAST
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.make_weights import make_weights
-from fp4dse.tasks.one_by_one import SequentialNumerics
-from fp4dse.tasks.weights import start_from
+from fp4dse.tasks.own.one_by_one import SequentialNumerics
+from fp4dse.tasks.start.make_weights import make_weights
+from fp4dse.tasks.start.weights import start_from
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=12)

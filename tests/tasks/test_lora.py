@@ -15,7 +15,7 @@ from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Stopped
 from fp4dse.tasks.engine.evaluation import evaluate, final_results
 from fp4dse.tasks.language.decoder import Decoder, Shape
-from fp4dse.tasks.weights import start_from
+from fp4dse.tasks.start.weights import start_from
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=6)

@@ -12,7 +12,7 @@ from fp4dse.kernels import quantize
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.osci_reset import WINDOW, ends_of
+from fp4dse.tasks.optimizers.osci_reset import WINDOW, ends_of
 
 from . import plain_net
 

@@ -10,7 +10,7 @@ from fp4dse.kernels import LaneNumerics, QuantLinear, quantize
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.oscillation import MANY, WINDOW, Oscillation
+from fp4dse.tasks.optimizers.oscillation import MANY, WINDOW, Oscillation
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=40)

@@ -11,9 +11,9 @@ from fp4dse.dse.training import SGD, Training
 from fp4dse.tasks import Lane, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.one_by_one import SequentialLanes, SequentialNumerics, initial, named
 from fp4dse.tasks.optimizers import decays
-from fp4dse.tasks.plain import plain_task
+from fp4dse.tasks.own.one_by_one import SequentialLanes, SequentialNumerics, initial, named
+from fp4dse.tasks.own.plain import plain_task
 from tests.tasks.plain_net import Net, record, task_of
 
 OFF = Recipe.uniform(Quantizer.named("none"))

@@ -15,8 +15,8 @@ from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers import ramped
-from fp4dse.tasks.oscillation import WINDOW
-from fp4dse.tasks.q_ramping import QRampings, periods, starts_of
+from fp4dse.tasks.optimizers.oscillation import WINDOW
+from fp4dse.tasks.optimizers.q_ramping import QRampings, periods, starts_of
 
 from . import plain_net
 

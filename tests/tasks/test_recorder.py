@@ -9,7 +9,7 @@ from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
-from fp4dse.tasks.recorder import Recorder, measure, recorded_steps
+from fp4dse.tasks.engine.recorder import Recorder, measure, recorded_steps
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=6)

@@ -11,8 +11,8 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.evaluation import evaluate
-from fp4dse.tasks.make_weights import make_weights
-from fp4dse.tasks.weights import digest_of, read_about, read_weights, start_from, write_weights
+from fp4dse.tasks.start.make_weights import make_weights
+from fp4dse.tasks.start.weights import digest_of, read_about, read_weights, start_from, write_weights
 
 BF16 = Recipe.named("bf16")
 TASKS = [("regression", "smoke"), ("vision", "resnet-smoke"), ("language", "moe-smoke")]

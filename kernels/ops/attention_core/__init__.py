@@ -58,18 +58,18 @@ class Product(msgspec.Struct):
         """The contraction is padded with zeros to a multiple of it."""
         return max(of.unit for of in self.slots)
 
-    def use(self, place: int, use: Use, layer: int, length: int, dtype: torch.dtype) -> Use:
-        """The use of the slot at a place of the product, of a contraction of this length, by a layer."""
-        return replace(use, layer=CORE + 2 * layer + self.numbers[place] // MOST_SLOTS, length=length, dtype=dtype)
+    def use(self, index: int, use: Use, layer: int, length: int, dtype: torch.dtype) -> Use:
+        """The use of the slot with this index in the product (0 or 1), of a contraction of this length, by a layer."""
+        return replace(use, layer=CORE + 2 * layer + self.numbers[index] // MOST_SLOTS, length=length, dtype=dtype)
 
     def operands(self, a: Tensor, b: Tensor, use: Use, layer: int) -> list[Operand]:
         """a [N, R, C] and b [N, S, C] quantized along C, as one matrix of each lane."""
         gemm, found = GEMMS[self.gemm], []
         dtype = torch.float32 if gemm.whole else gemm.operand
-        for place, x in enumerate((a, b)):
+        for index, x in enumerate((a, b)):
             length = x.shape[2]
             x = blocks.pad(x.reshape(len(use.seeds), -1, length), 2, self.unit)
-            operand = self.slots[place].quantize(x, self.use(place, use, layer, length, dtype))
+            operand = self.slots[index].quantize(x, self.use(index, use, layer, length, dtype))
             found.append(operand.whole() if gemm.whole else operand)
         return found
 
@@ -113,13 +113,15 @@ def _factor(factor: Tensor | None, count: int, dim: int) -> Tensor | float:
 class AttentionCore:
     """The products of lanes whose recipes have one layout of attention, one a lane.
 
-    first     the first lane's recipe: which operands are quantized and how they are made ready is that of all
-    exact     products are exact, as with `gemm = "exact"`
-    slots     by the names that counts and reasons have
+    first       the first lane's recipe: which operands are quantized and how they are made ready is that of all
+    normalized  weights are divided by their sums before they are quantized
+    exact       products are exact, as with `gemm = "exact"`
+    slots       by the names that counts and reasons have
     """
 
     def __init__(self, recipes: Sequence[Attention], device: torch.device, backend: Backend, gemm: str) -> None:
         self.first, self.exact = recipes[0], gemm == "exact"
+        self.normalized = {"normalized": True, "unnormalized": False}[self.first.weights]
         self.products = {}
         self.slots: dict[str, Slot] = {}
         numbers = iter(range(2 * MOST_SLOTS))
@@ -203,7 +205,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Sco
     product = use.product("scores")
     kept = Scores(product, product.operands(_wide(q), _wide(k), use.numerics.use(use.layer), use.layer))
     scores = _scores(kept, q, use.causal)
-    if use.core.first.weights == "normalized":
+    if use.core.normalized:
         out = use.multiplied("context", torch.softmax(scores, dim=-1), _wide(v).mT)
     else:
         weights = torch.exp(scores - scores.amax(dim=2, keepdim=True))

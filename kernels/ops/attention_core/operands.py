@@ -32,10 +32,10 @@ class Along(NamedTuple):
     factor: Tensor
 
 
-def across(product: Product, place: int, x: Tensor, use: CoreUse) -> tuple[Tensor, Tensor]:
-    """x [N, T, d] quantized along d by the slot at a place: bfloat16 [N, T, padded d], and factors [L]."""
+def across(product: Product, index: int, x: Tensor, use: CoreUse) -> tuple[Tensor, Tensor]:
+    """x [N, T, d] quantized along d by slot `index` of the product: bfloat16 [N, T, padded d], and factors [L]."""
     rows = blocks.pad(x.reshape(use.numerics.lanes, -1, x.shape[2]), 2, product.unit)
-    values, factor = _quantized(product.slots[place], rows, use_of(product, place, use, x.shape[2]))
+    values, factor = _quantized(product.slots[index], rows, use_of(product, index, use, x.shape[2]))
     return values.view(*x.shape[:2], -1), factor
 
 
@@ -58,33 +58,33 @@ def along(product: Product, x: Tensor, use: CoreUse) -> Along:
 
 
 def both(
-    product: Product, place: int, other: Product, x: Tensor, use: CoreUse, low: Tensor | None = None
+    product: Product, index: int, other: Product, x: Tensor, use: CoreUse, low: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], Along]:
     """`across` of a product and `along` of the other one. low: x in BF16 for slots that round to it, if it is there."""
-    slots, heads = (product.slots[place], other.slots[1]), len(x) // use.numerics.lanes
+    slots, heads = (product.slots[index], other.slots[1]), len(x) // use.numerics.lanes
     of_each = [x if low is None or isinstance(slot, Scaled) else low for slot in slots]
     if not (x.shape[2] % product.unit or x.shape[1] % other.unit or _is_ordered(slots[1])):
         if _are_alike(*slots):
-            values, factor = across(product, place, of_each[0], use)
+            values, factor = across(product, index, of_each[0], use)
             return (values, factor), _as_it_lies(values, factor, x, heads)
         if all(map(_has_kernel_of_both, slots)):
             rows = x.reshape(use.numerics.lanes, -1, x.shape[2])
-            calls = _call(product, place, rows, x.shape[2], use), _call(other, 1, rows, x.shape[1], use, columns=True)
+            calls = _call(product, index, rows, x.shape[2], use), _call(other, 1, rows, x.shape[1], use, columns=True)
             values, factor, down, factor_down = fused.both(rows, calls, BF16)
             return (values.view(x.shape), factor), _down(down, factor_down, x, heads)
-    return across(product, place, of_each[0], use), along(other, of_each[1], use)
+    return across(product, index, of_each[0], use), along(other, of_each[1], use)
 
 
-def use_of(product: Product, place: int, use: CoreUse, length: int) -> Use:
-    """The use of the slot at a place of a product, of a contraction of this length."""
-    return product.use(place, use.numerics.use(use.layer), use.layer, length, BF16)
+def use_of(product: Product, index: int, use: CoreUse, length: int) -> Use:
+    """The use of the slot with this index in a product, of a contraction of this length."""
+    return product.use(index, use.numerics.use(use.layer), use.layer, length, BF16)
 
 
-def _call(product: Product, place: int, x: Tensor, length: int, use: CoreUse, columns: bool = False) -> Call:
+def _call(product: Product, index: int, x: Tensor, length: int, use: CoreUse, columns: bool = False) -> Call:
     """The record of a slot with blocks for a kernel that takes x [L, R, C], or its columns."""
-    slot = product.slots[place]
+    slot = product.slots[index]
     assert isinstance(slot, Scaled)
-    at = replace(use_of(product, place, use, length), dim=1 if columns else 2)
+    at = replace(use_of(product, index, use, length), dim=1 if columns else 2)
     return slot.quantizers.call_for(x, int(slot.quantizers.block), at, columns)
 
 

@@ -70,7 +70,7 @@ class Scores(NamedTuple):
     inverse: Tensor
 
 
-class Kept(NamedTuple):
+class ForBackward(NamedTuple):
     """Results of the forward pass that the backward pass needs. others: operands of q in dk, of k in dq, and of v in dP
     with its factors; None where no backward pass follows."""
 
@@ -95,7 +95,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> str | None:
     return None
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Kept]:
+def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, ForBackward]:
     """softmax(q kᵀ / sqrt d) v of [N, T, d] each, in v's dtype, and what `backward` needs."""
     shape, length, lanes = Shape(q, use), q.shape[1], use.numerics.lanes
     of_s, of_o, others = use.product("scores"), use.product("context"), None
@@ -109,17 +109,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Kept
     m, inverse = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device).unbind(0)
     scores, width = Scores(of_q, of_k, factor_q, factor_k, m, inverse), {"WIDTH": of_q.shape[2]}
     statistics_kernel[shape.grid](*scores, *shape.sizes, **width, **shape.compiled)
-    normalized = use.core.first.weights == "normalized"
+    normalized = use.core.normalized
     p = _inner("context", use, cache(partial(_largest_weight, inverse, lanes, normalized)), length)
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     arguments = *scores, *of_v, out, *p.arguments, *shape.common, *shape.sizes
     constants = width | p.constants | {"SIZE": q.shape[2], "NORMALIZED": normalized}
     outputs_kernel[shape.grid](*arguments, **constants, **shape.compiled)
-    return out, Kept(scores, others)
+    return out, ForBackward(scores, others)
 
 
 def backward(
-    g: Tensor, out: Tensor, kept: Kept, use: CoreUse, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+    g: Tensor, out: Tensor, kept: ForBackward, use: CoreUse, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
     shape, (_, length, size), lanes = Shape(out, use), out.shape, use.numerics.lanes
@@ -208,8 +208,8 @@ def _why_not_core(core: AttentionCore) -> str | None:
     if not core.exact:
         return "gemm: found other products; accepted: exact"
     for name, operands in ATTENTION_PRODUCTS.items():
-        for place, operand in enumerate(operands):
-            slot = core.products[name].slots[place]
-            if reason := why_not_slot(slot, name in INNER and place == 0):
+        for index, operand in enumerate(operands):
+            slot = core.products[name].slots[index]
+            if reason := why_not_slot(slot, name in INNER and index == 0):
                 return f"{name}.{operand}: {reason}"
     return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from fp4dse.dse import SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, TrainedFactors
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
@@ -32,6 +33,10 @@ from fp4dse.kernels.quant.triton.limits import why_not_through
 
 LINE = 16
 """Numbers in a line of a CPU's cache."""
+LSQ_UNIT: dict[str, Callable[[float], float]] = {"pact": lambda _: 0.0, "lsq": lambda largest: largest**-0.5}
+"""`LearnedClip.gradient` -> 1/sqrt(largest element) where it is LSQ's, else zero."""
+QUANTIZES_VECTORS = {"quantized": True, "fp32": False}
+"""`LowRank.vectors` -> True if they are quantized."""
 
 
 def make_slot(recipes: Sequence[Recipe], name: str, device: torch.device, backend: Backend) -> Slot:
@@ -62,22 +67,29 @@ def slot_of(
     quantizers = [replace(q, rounding=of_one_sample(q.rounding)) for q in quantizers]
     of = LaneQuantizers(quantizers, number, device, backend)
     scaled = Sampled(of, samples, centred) if samples > 1 else Centred(of) if centred else Scaled(of)
-    if isinstance(low_rank := quantizers[0].outliers, LowRank):
-        return Spectral(of, low_rank)
-    scaled.learns_clip = isinstance(quantizers[0].outliers, LearnedClip)
-    units = [_lsq_unit(q) for q in quantizers]
-    scaled.lsq = torch.tensor(units, device=device)[:, None] if any(units) else None
-    if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
-        return Clamped(scaled, clamps, device)
-    if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
-        return Residual(scaled, residuals, device)
+    match quantizers[0].outliers:  # of one kind in all lanes
+        case LowRank() as low_rank:
+            return Spectral(of, low_rank)
+        case Clamp():
+            return Clamped(scaled, [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)], device)
+        case SecondQuantizer():
+            residuals = [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]
+            return Residual(scaled, residuals, device)
+        case LearnedClip():
+            scaled.learns_clip = True
+            units = [_lsq_unit(q) for q in quantizers]
+            scaled.lsq = torch.tensor(units, device=device)[:, None] if any(units) else None
+        case Mean() | TrainedFactors() | None:  # these are taken off by the stage, by the layer
+            pass
+        case later:
+            assert_never(later)
     return scaled if estimator == Through() else Estimated(scaled, quantizers, estimator, device)
 
 
 def _lsq_unit(q: Quantizer) -> float:
-    """1/sqrt(largest element) where a bound has LSQ's gradient, else zero."""
-    has = isinstance(q.outliers, LearnedClip) and q.outliers.gradient == "lsq"
-    return element_format(q.element).max ** -0.5 if has else 0.0
+    """LSQ_UNIT of a quantizer whose bound is learned."""
+    assert isinstance(q.outliers, LearnedClip)
+    return LSQ_UNIT[q.outliers.gradient](element_format(q.element).max)
 
 
 class Plain(Slot):
@@ -133,14 +145,14 @@ class Spectral(Scaled):
 
     def __init__(self, quantizers: LaneQuantizers, low_rank: LowRank) -> None:
         super().__init__(quantizers)
-        self.low_rank = low_rank
+        self.low_rank, self.quantizes_vectors = low_rank, QUANTIZES_VECTORS[low_rank.vectors]
         if quantizers.backend.operand and quantizers.backend.orthonormal is orthonormal:
             self.why_not_fused = self.why_not_fused or "outliers: components are found by torch, the rest by kernels"
 
     def split(self, x: Tensor, use: Use) -> tuple[Tensor, Components]:
         """x, float32 [L, R, length], without its largest components; and these, vectors quantized if they are to be."""
         found = components(x, self._start(x, use), self.low_rank.iterations, self.quantizers.backend.orthonormal)
-        if self.low_rank.vectors == "fp32":
+        if not self.quantizes_vectors:
             return x - found.product(), found
         u, v = (self._quantized(vectors, replace(use, term=term)) for term, vectors in ((1, found.u), (2, found.v)))
         return x - found.product(), Components(u, found.s, v)
@@ -220,8 +232,8 @@ class Residual(Slot):
 
 
 class Repeated(Slot):
-    """A Scaled, and again of what that lost in the first channels of the contraction (ARCQuant, 2601.07475), or in
-    those that are chosen where they are (HCP, 2602.02047)."""
+    """A Scaled with a second term: its error in some channels, quantized by the same quantizers. These are the first
+    channels of the contraction (ARCQuant, 2601.07475), or chosen ones that keep their places (HCP, 2602.02047)."""
 
     def __init__(self, scaled: Scaled, channels: Corrected) -> None:
         super().__init__(scaled.quantizers)

@@ -47,8 +47,8 @@ def first_path(of: LaneQuantizers, x: Tensor, use: Use) -> str:
 
 
 def described(backend: Backend, unfused: str | None) -> list[tuple[str, str, str]]:
-    """(name, quantizers that it takes with this backend, what it does) of each path, and of what takes the gradient
-    back through a quantizer, for `fp4dse doctor`. unfused: why Triton kernels are not taken."""
+    """Lines for `fp4dse doctor`: (name, quantizers that it takes with this backend, what it does) of each path, and one
+    for gradients through quantizers. unfused: why Triton kernels are not taken."""
     through = "gradients of estimators in one kernel; others by the reference"
     ways = [(f"quantizing {name}", path.takes(backend), path.does) for name, path in PATHS.items()]
     ways.append(("gradient through quantizers", ", ".join(RELAXATIONS) if backend.through else "", through))

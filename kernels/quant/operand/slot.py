@@ -4,10 +4,10 @@
     Scaled      quantized in blocks that share a scale
     Sampled     a Scaled several times with other random bits, averaged
     Clamped     a Scaled of the operand without its largest elements, which may be multiplied apart
-    Residual    a Scaled of the operand, and again of what that lost
-    Repeated    a Scaled of the operand, and again of what that lost in some channels
+    Residual    a Scaled of the operand, and one of its error
+    Repeated    a Scaled of the operand, and one of its error in some channels
     Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart
-    Spectral    a Scaled of the operand without its largest singular components, which are quantized by their vectors
+    Spectral    a Scaled of the operand without its largest singular components, whose vectors are quantized apart
     Estimated   a Scaled whose gradient does not pass straight through
 
 `kinds.make_slot` chooses the kind, once. All lanes of a slot have one kind and one layout (`Quantizer.layout`).

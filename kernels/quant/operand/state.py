@@ -3,10 +3,10 @@
 It is a dict of tensors, the lane axis first. A new value is written into the memory of the old one, because a captured
 CUDA graph reads it there.
 
-A maximum that is not finite is never kept: where a loss scale moves, the step that has it is left out, and the next
-step is to find what the one before had. A held maximum of zero, of a tensor of zeros or for want of a finite one, makes
-a factor of one; so that it does not stay for a whole period, it is taken again at steps 1, 2, 4, 8 … of the first one.
-That is known before the step, whatever the maxima are, so that other steps need not measure them.
+A maximum that is not finite is never kept: where a loss scale moves, such a step is left out, and the next one goes on
+from the maxima before it. A held maximum is zero after a tensor of zeros, or as long as none was finite; the factor is
+then one. It is taken again at steps 1, 2, 4, 8 … of the first period, rather than once that is over. Which steps these
+are does not depend on the maxima, so that no other step has to measure them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from fp4dse.dse.rounding import Ema
 from fp4dse.kernels.quant.operand.records import Use
 from fp4dse.kernels.quant.spec.feedback import fed_back, power_above
 
+EVERY_STEP = {"current": True, "previous": True, "held": False, "history": False, "feedback": False}
+"""`TensorScale.amax` -> True if every step's maximum is taken, else one in so many. Another policy is a KeyError."""
 EMA_STEPS = 10
 """Steps before a moving average takes part in rounding."""
 
 
 class Maxima:
-    """The tensor maxima that tensor scales follow: the current ones, those of the previous step, held ones, which are
-    taken anew every so many steps, the largest of so many steps before, or powers of two with feedback. Lanes may
-    differ in it. What is not finite leaves what is kept as it is; before there is any, zero: a factor of one."""
+    """The tensor maxima that tensor scales follow, by each lane's policy (`TensorScale.amax`): those of this step or of
+    the previous one, held ones, the largest of so many steps, or powers of two with feedback.
+
+    A maximum that is not finite is not kept: the one before stays, or zero if there was none, which is a factor of one.
+    """
 
     def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
         scales = [q.tensor_scale for q in quantizers]
@@ -43,7 +47,7 @@ class Maxima:
         self.current = column([s is None or s.amax == "current" for s in scales])
         steps = [1 if s is None else max(1, round(s.steps)) for s in scales]
         self.steps = column(steps)
-        anew = [1 if s is None or s.amax in ("current", "previous") else n for s, n in zip(scales, steps, strict=True)]
+        anew = [1 if s is None or EVERY_STEP[s.amax] else n for s, n in zip(scales, steps, strict=True)]
         self.anew = column(anew)
         """Steps after which a maximum is taken into the state."""
         self.held = column([s is not None and s.amax == "held" for s in scales])

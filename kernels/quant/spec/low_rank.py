@@ -9,8 +9,8 @@ code, which begins with the last step's V and, before there is one, with a rando
 columns of U and V come nearer to singular vectors, those far above the others first.
 
 Products with X are products of lanes, in FP32 (ops/products); all else is summed in the fixed order of ops/sums, in
-float64. So a lane has the same bits in any company. Nothing is decided by the host, and numbers that are not finite
-give NaN.
+float64. So a lane has the same bits, whatever other lanes there are. Nothing is decided by the host, and numbers that
+are not finite give NaN.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ def squares(x: Tensor, call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def through(g: Tensor, x: Tensor, call: Call, numbers: Tensor, form: tuple[str, bool, str, str]) -> Tensor:
-    """The gradient of x, float32 [L, R, C], from g, float32 [L, R, C], that of what `operand` made of it, blocks along
-    C; both before the rotation. What `estimators.through` computes, for quantizers that `why_not_through` lets pass.
+    """The gradient of x from g, the gradient of the quantized x: float32 [L, R, C] all three, not rotated, with blocks
+    along C. It is that of `estimators.through`, for quantizers that `why_not_through` has no reason against.
 
     call: as `operand` had it, with the maxima that it took, None where no lane has a tensor scale.
     numbers, form: of the estimator, see `estimators.numbers` and `Through.form`.

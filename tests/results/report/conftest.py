@@ -12,5 +12,5 @@ from fp4dse.results import Store, write_report
 def swept_page(swept: Store) -> Path:
     """The whole report of `swept`, with the section of operands."""
     path = swept.path.parent / "swept.html"
-    write_report(swept, path, statistics=gaussian_statistics)
+    write_report(swept, path, title="Q & A <x>", statistics=gaussian_statistics)
     return path

@@ -69,6 +69,22 @@ def test_it_draws_every_figure_without_an_error_in_light_and_dark(seen):
     seen.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": light})
 
 
+@pytest.mark.parametrize("part", [0.3, 0.01, 1e-5])
+def test_an_axis_that_is_zoomed_has_ticks(seen, part):
+    axis, many = (
+        "document.getElementById('front').layout.yaxis",
+        "(r => {0}.tickvals.filter(t => t > r[0] && t < r[1]).length)",
+    )
+    low, high = run(seen, f"{axis}.range")
+    whole = run(seen, f"{axis}.ticktext")
+    view = [low + 0.4 * (high - low), low + (0.4 + part) * (high - low)]
+    run(seen, "Plotly.relayout('front', {'yaxis.range': arguments[0]})", view)
+    until(seen, f"{many.format(axis)}({axis}.range) >= 3")
+    assert len(set(run(seen, f"{axis}.ticktext"))) >= 3
+    run(seen, "Plotly.relayout('front', {'yaxis.range': arguments[0]})", [low, high])
+    until(seen, f"String({axis}.ticktext) === String(arguments[0])", whole)
+
+
 def test_nothing_is_wider_than_a_phone(seen, swept_page):
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     seen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)

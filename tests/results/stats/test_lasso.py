@@ -18,6 +18,19 @@ def test_the_lasso_is_that_of_scikit_learn(seed):
     assert lasso_cv(x, y).tolist() == pytest.approx(theirs.tolist(), abs=2e-3)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_levels_that_make_up_others_have_the_fit_of_scikit_learn(seed):
+    """One-hot levels add up to one in each factor: their coefficients are not unique, what they explain is."""
+    rng = np.random.default_rng(seed)
+    codes = np.stack([rng.integers(0, levels, 150) for levels in (2, 3, 2, 4)], axis=1)
+    x = np.hstack([np.eye(codes[:, i].max() + 1)[codes[:, i]] for i in range(4)])
+    y = x @ rng.normal(size=x.shape[1]) + rng.normal(size=150)
+    found, theirs = lasso_cv(x, y), LassoCV(cv=5, tol=1e-8, max_iter=100_000).fit(x, y).coef_
+    assert (x - x.mean(axis=0)) @ found == pytest.approx((x - x.mean(axis=0)) @ theirs, abs=1e-3)
+    assert np.abs(found).sum() == pytest.approx(np.abs(theirs).sum(), rel=1e-3)
+    assert (found[1], found[6]) == (0, 0)  # what is the opposite of the level before it
+
+
 def test_nothing_is_selected_where_there_is_nothing():
     assert lasso_cv(np.eye(20), np.ones(20)).tolist() == [0.0] * 20
 

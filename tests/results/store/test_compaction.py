@@ -136,8 +136,7 @@ def test_only_copies_are_dropped(row):
 # --- readers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inbox", [0, 1])
-@pytest.mark.parametrize("parts", [3, 8, 9])
+@pytest.mark.parametrize(("parts", "inbox"), [(3, 0), (3, 1), (8, 1), (9, 0)])
 def test_a_reader_whose_listing_falls_into_a_join_sees_every_row_once(many, row, tmp_path, monkeypatch, parts, inbox):
     """The worst listing that a file system may give: only what was there both before and after."""
     store = many(parts)

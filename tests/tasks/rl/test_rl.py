@@ -13,13 +13,14 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
-from fp4dse.tasks import Lane, base_weights, get_task, train
+from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rl import base
 from fp4dse.tasks.rl.chains import Chains
 from fp4dse.tasks.rl.presets import _PRESETS
-from fp4dse.tasks.weights import start_from
+from fp4dse.tasks.start import base_weights
+from fp4dse.tasks.start.weights import start_from
 
 replace = msgspec.structs.replace
 SMOKE = get_task("rl", "smoke")

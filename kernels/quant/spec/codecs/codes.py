@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fp4dse.dse.exactness import OF_ONE_CODEBOOK
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.kernels.quant.spec.codecs.block import Encoded
 from fp4dse.kernels.quant.spec.codecs.dialects import DIALECTS
@@ -20,9 +21,9 @@ from fp4dse.kernels.quant.spec.codecs.dialects import DIALECTS
 def element_codes(encoded: Encoded, codec: str, element: Element) -> Tensor:
     """uint8 codes [L, n, B] of encoded blocks. element: the codebook of codecs that have one; of no use to others.
 
-    Codes of a block that decodes to NaN mean nothing.
+    Codes of a block that decodes to NaN mean nothing. KeyError for a codec of which nothing is known.
     """
-    if codec in CODES:
+    if codec in CODES or codec not in OF_ONE_CODEBOOK:
         return CODES[codec](encoded)
     of = element_format(element)
     if isinstance(of, TableElement):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import QRamping, Ramping
 from fp4dse.kernels import LaneNumerics, QuantLinear
-from fp4dse.tasks.oscillation import WINDOW, Oscillation
+from fp4dse.tasks.optimizers.oscillation import WINDOW, Oscillation
 from fp4dse.tasks.task import Task
 
 Look = Callable[[int], None]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import OsciReset, Reset
 from fp4dse.kernels import LaneNumerics, QuantLinear
-from fp4dse.tasks.oscillation import Oscillation
+from fp4dse.tasks.optimizers.oscillation import Oscillation
 
 WINDOW = 50
 """Steps of a window (2510.27527)."""

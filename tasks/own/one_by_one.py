@@ -191,18 +191,17 @@ def backward(
     for p in parameters:
         p.grad = torch.zeros_like(p)
     for part, (of_x, of_y) in enumerate(zip(x.chunk(parts, 1), y.chunk(parts, 1), strict=True)):
-        numerics.part = part
         for lane in range(len(x)):
             leaves = [p.detach()[lane].requires_grad_() for p in parameters]
-            out = model.lane(lane, of_x[lane], leaves, True)
-            loss = task.loss(LaneOutputs([out]), of_y[lane : lane + 1])[0]
-            scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale[lane]
-            gradients = torch.autograd.grad(scaled * (1 / parts), leaves, allow_unused=True)
+            with numerics.temporarily(part=part):
+                out = model.lane(lane, of_x[lane], leaves, True)
+                loss = task.loss(LaneOutputs([out]), of_y[lane : lane + 1])[0]
+                scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale[lane]
+                gradients = torch.autograd.grad(scaled * (1 / parts), leaves, allow_unused=True)
             for p, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     p.grad[lane] += gradient  # type: ignore[index]
             losses[lane] += loss.detach() * (1 / parts)
-    numerics.part = 0
     return losses
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks.plain import plain_task
+from fp4dse.tasks.own.plain import plain_task
 from fp4dse.tasks.task import Task
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import default_collate
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks.one_by_one import LaneOutputs, SequentialLanes, SequentialNumerics, initial, named, seeded
+from fp4dse.tasks.own.one_by_one import LaneOutputs, SequentialLanes, SequentialNumerics, initial, named, seeded
 from fp4dse.tasks.task import Problem, Task
 
 NEEDED = ("model", "train", "test", "loss")

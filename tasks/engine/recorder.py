@@ -46,18 +46,15 @@ def measure(
     task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
 ) -> dict[str, Tensor]:
     """Name -> float64 [L], of a batch at the present step."""
-    training, stages = numerics.training, numerics.precise_stages
-    numerics.training, numerics.counting = False, True
     numerics.forget_lost()
-    backward(task, model, numerics, optimizer, inputs, targets)
-    numerics.counting = False
+    with numerics.temporarily(training=False, counting=True):
+        backward(task, model, numerics, optimizer, inputs, targets)
     used = _gradients(model, optimizer)
     lost = numerics.lost()
     numerics.forget_lost()
-    numerics.precise_stages = stages | set(SHARED)
-    backward(task, model, numerics, optimizer, inputs, targets)
+    with numerics.temporarily(training=False, precise_stages=numerics.precise_stages | set(SHARED)):
+        backward(task, model, numerics, optimizer, inputs, targets)
     true = _gradients(model, optimizer)
-    numerics.training, numerics.precise_stages = training, stages
 
     out: dict[str, Tensor] = {}
     squares = {name: (_square(g), _square(true[name]), _square(g - true[name])) for name, g in used.items()}

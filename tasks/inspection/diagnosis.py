@@ -28,7 +28,7 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.engine.run import Run
 from fp4dse.tasks.facts import rate_of
-from fp4dse.tasks.gradient_error import BLOCKS, GradientError, GradientErrors
+from fp4dse.tasks.inspection.gradient_error import BLOCKS, GradientError, GradientErrors
 from fp4dse.tasks.job import Lane, LaneResult
 from fp4dse.tasks.task import Task
 
@@ -202,21 +202,17 @@ def gradients(population: Population, step: int, way: Way) -> Tensor:
     """Gradients of all lanes, float64 [L, P], at a step; no state changes."""
     p, numerics = population, population.numerics
     batch = p.batch_of(step)
-    training, numerics.training = numerics.training, False
-    if way == "forward":
-        numerics.precise_stages |= set(SHARED)
-    numerics.evaluation = "bf16" if way == "bf16" else ""
-    backward(p.task, p.model, numerics, p.optimizer, *batch)
-    numerics.training, numerics.evaluation = training, ""
-    numerics.phase(step)
+    precise = numerics.precise_stages | (set(SHARED) if way == "forward" else set())
+    evaluation = "bf16" if way == "bf16" else ""
+    with numerics.temporarily(training=False, precise_stages=precise, evaluation=evaluation):
+        backward(p.task, p.model, numerics, p.optimizer, *batch)
     return p.optimizer.gradient().double()
 
 
 def _seen(population: Population, step: int) -> list[SeenOperand]:
     """The operands of the step that the first lane is about to take, in the order in which they are quantized."""
     alone = population.copies(0, [population.lanes[0].seed])
-    alone.numerics.counting = True
-    with watching(alone.numerics) as seen:
+    with alone.numerics.temporarily(counting=True), watching(alone.numerics) as seen:
         gradients(alone, step, "recipe")
     return seen
 

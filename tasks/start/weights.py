@@ -12,7 +12,6 @@ the task's digest: rows that began elsewhere are another setting.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.factors import is_factor
 from fp4dse.kernels.learned import PREFIX, possible_clips
@@ -64,10 +64,9 @@ def read_about(path: Path) -> dict[str, Any]:
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a file, whole or not at all; equal weights and `about` make equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
     said = msgspec.json.encode(about, order="sorted").decode()
-    save_file({name: value.contiguous().clone() for name, value in weights.items()}, hidden, {ABOUT: said})
-    hidden.replace(path)
+    with whole_file(path) as hidden:
+        save_file({name: value.contiguous().clone() for name, value in weights.items()}, hidden, {ABOUT: said})
 
 
 def digest_of(weights: Mapping[str, Tensor]) -> str:

@@ -1,0 +1,1 @@
+"""Weights that training starts from: files, and those that another task trains first."""
