@@ -14,6 +14,8 @@ factors have been added to.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextlib import AbstractContextManager
 from typing import Literal
 
