@@ -15,8 +15,7 @@ factors have been added to.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
 
 import torch
