@@ -143,7 +143,7 @@ def final_results(population: Population) -> list[LaneResult]:
 
 
 def _loss_merged(population: Population) -> Tensor:
-    with merged(population.model):
+    with merged(population.model, population.numerics):
         return evaluate(population)[0]
 
 
