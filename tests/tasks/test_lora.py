@@ -18,7 +18,9 @@ replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=6)
 
 
-def recipe(outliers: str | None = "lora", trains: str = "learned", w: str | dict[str, object] = "nvfp4", **training: object) -> Recipe:
+def recipe(
+    outliers: str | None = "lora", trains: str = "learned", w: str | dict[str, object] = "nvfp4", **training: object
+) -> Recipe:
     found = recipe_from_dict(
         {
             "fprop": {"x": "bf16", "w": w},
