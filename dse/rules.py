@@ -98,6 +98,10 @@ def _factors_slot(r: Recipe) -> ConfigError | None:
 def _factors_beside(r: Recipe) -> ConfigError | None:
     """Factors are parameters that all lanes of a population have in the same layers; a rollout of its own has no
     place for them, and without training there are none."""
+    for number, rule in enumerate(r.layers):
+        if rule.fprop_w is not None and isinstance(of := rule.fprop_w.outliers, TrainedFactors):
+            accepted = "none, residual, occ, clamp, low-rank (all layers have factors, or none)"
+            return ConfigError(f"layers[{number}]: fprop.w.outliers", outlier_words(of), accepted)
     if not isinstance(r.fprop.w.outliers, TrainedFactors):
         return None
     beside = {
@@ -260,8 +264,11 @@ def _rollout(r: Recipe) -> ConfigError | None:
     for operand in (*STAGES["fprop"], "kv_cache"):
         q: Quantizer = getattr(rollout, operand)
         held = q.tensor_scale is not None and q.tensor_scale.amax != "current"
-        if q.codec == "eden" or isinstance(q.rounding, Ema) or held or isinstance(q.outliers, LearnedClip):
-            accepted = "quantizers without MS-EDEN's correction, moving averages, held maxima and learned clips"
+        learns = isinstance(q.outliers, LearnedClip | TrainedFactors)
+        if q.codec == "eden" or isinstance(q.rounding, Ema) or held or learns:
+            accepted = (
+                "quantizers without MS-EDEN's correction, averages, held maxima, learned clips and trained factors"
+            )
             return ConfigError(f"training.rollout.{operand}", q.label(), accepted)
     cache = rollout.kv_cache
     if cache.outliers is not None:

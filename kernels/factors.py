@@ -11,7 +11,7 @@ are not made again later, so R may come to have large components, too. At the st
 of spec/low_rank.py, which a lane has to itself; the authors take a singular value decomposition.
 
 Where one weight is deployed, factors are added to R before it is quantized (`merged`), which rounds what they have
-learned.
+learned. Maxima and averages that were kept of R say nothing of the sum, which is quantized by its own.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fp4dse.dse import Recipe
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.outliers import TrainedFactors, outlier_words
+from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.ops.philox import STREAMS, many_signs, random32
 from fp4dse.kernels.ops.products import multiply
 from fp4dse.kernels.quant.spec.low_rank import components
@@ -78,16 +79,20 @@ class Factors(nn.Module):
 
 
 @contextmanager
-def merged(model: nn.Module) -> Iterator[None]:
-    """In the block each weight of a model has its factors' part, and they are nothing. What is captured goes on to
-    hold: no tensor is another one."""
+def merged(model: nn.Module, numerics: LaneNumerics) -> Iterator[None]:
+    """In the block each weight of a model has its factors' part, they are nothing, and quantizers of weights have no
+    state. What is captured goes on to hold: no tensor is another one."""
     found = ((m, getattr(m, "factors", None)) for m in model.modules())
     parts = [(m.get_parameter("weight"), factors) for m, factors in found if isinstance(factors, Factors)]
     kept = [(weight.detach().clone(), factors.u.detach().clone()) for weight, factors in parts]
+    states = [part.slots["fprop.w"].state for part in numerics.parts()]
+    kept_states = [dict(state) for state in states]
     with torch.no_grad():
         for weight, factors in parts:
             weight.add_(factors.product())
             factors.u.zero_()
+    for state in states:
+        state.clear()
     try:
         yield
     finally:
@@ -95,6 +100,8 @@ def merged(model: nn.Module) -> Iterator[None]:
             for (weight, factors), (old, u) in zip(parts, kept, strict=True):
                 weight.copy_(old)
                 factors.u.copy_(u)
+        for state, was in zip(states, kept_states, strict=True):
+            state.update(was)
 
 
 def has_factors(model: nn.Module) -> bool:

@@ -206,9 +206,11 @@ def _matcher(
         return []
     found = []
     for blocks in dict.fromkeys(blocks for blocks in blocks_of.values() if blocks):
-        words = words_of(leaf for leaf, of in blocks_of.items() if of == blocks)
+        leaves = [leaf for leaf, of in blocks_of.items() if of == blocks]
+        words = words_of(leaves)
         if words is None:
-            raise ConfigError(at_key(where, *keys, "pattern"), pattern, "a glob that means whole kinds of layers")
+            accepted = f"a glob that means whole kinds of layers, as *.linear_fc1 does (this one: {', '.join(leaves)})"
+            raise ConfigError(at_key(where, *keys, "pattern"), pattern, accepted)
         found.append(_Matcher(config, over, words, None if len(blocks) == BLOCKS else blocks))
     return found
 

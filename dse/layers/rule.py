@@ -77,6 +77,9 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
             raise ConfigError("name", self.name, "a name of layers, without quotes")
         if self.blocks and not _BLOCKS.fullmatch(self.blocks):
             raise ConfigError("blocks", self.blocks, "a slice of the blocks: 2:6, -8:, 0")
+        for end in ("first", "last"):
+            if (number := getattr(self, end)) >= 1 and number != int(number):
+                raise ConfigError(end, number, "a whole number of blocks, or below 1 a share of them")
         if not any(getattr(self, field) for field in WHERE):
             raise ConfigError("where", None, f"one of {', '.join(WHERE)} (what holds everywhere is the recipe's own)")
         if not self.changes:

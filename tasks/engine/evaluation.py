@@ -14,8 +14,7 @@ factors have been added to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
@@ -137,23 +136,8 @@ def final_results(population: Population) -> list[LaneResult]:
 
 
 def _loss_merged(population: Population) -> Tensor:
-    """The held-out loss [L] of merged weights. What is carried of weights is of those without their factors."""
-    with merged(population.model), _forgetting(population, "fprop.w"):
+    with merged(population.model, population.numerics):
         return evaluate(population)[0]
-
-
-@contextmanager
-def _forgetting(population: Population, slot: str) -> Iterator[None]:
-    """In the block a slot has nothing of earlier steps, and takes maxima as they are."""
-    states = [numerics.slots[slot].state for numerics in population.numerics.parts()]
-    kept = [dict(state) for state in states]
-    for state in states:
-        state.clear()
-    try:
-        yield
-    finally:
-        for state, old in zip(states, kept, strict=True):
-            state.update(old)
 
 
 def pruned_result(

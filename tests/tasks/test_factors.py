@@ -10,6 +10,7 @@ from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import TrainedFactors, outlier_words
+from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, convert
@@ -206,6 +207,14 @@ def test_weights_that_are_written_are_whole():
 FAULTS = {
     "another operand": (replace(METIS, wgrad=replace(METIS.wgrad, x=METIS.fprop.w)), "wgrad.x.outliers"),
     "rules for layers": (replace(METIS, layers=(LayerRule(kind=("mlp",), fprop_x=FINE),)), "low-rank (with layers)"),
+    "a rule of some layers": (
+        replace(Recipe.named("nvfp4"), layers=(LayerRule(kind=("mlp",), fprop_w=METIS.fprop.w),)),
+        "layers[0]: fprop.w.outliers: found 'factors'",
+    ),
+    "the weights of a rollout": (
+        replace(Recipe.named("nvfp4"), training=Training(rollout=Rollout(FINE, METIS.fprop.w))),
+        "training.rollout.w",
+    ),
     "a training of nothing": (replace(METIS, training=Training(trains="none")), "with training.trains"),
 }
 

@@ -8,7 +8,6 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict
 from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.outliers import OUTLIER_NAMES, TrainedFactors, outlier_words
 from fp4dse.dse.rules import canonical_faults
-from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.factors import has_factors, is_factor, merged, with_whole_weights
 from fp4dse.tasks import Lane, get_task, train
@@ -21,7 +20,9 @@ replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=6)
 
 
-def recipe(outliers: str | None = "lora", trains: str = "learned", w: str = "nvfp4", **training: object) -> Recipe:
+def recipe(
+    outliers: str | None = "lora", trains: str = "learned", w: str | dict[str, object] = "nvfp4", **training: object
+) -> Recipe:
     found = recipe_from_dict(
         {
             "fprop": {"x": "bf16", "w": w},
@@ -114,29 +115,32 @@ def test_the_merged_loss_is_that_of_one_weight_which_is_rounded():
         plain = Population(alone, [Lane(recipe(None, "all"), TASK.lr, at)] * 2, "cpu")
         assert not has_factors(plain.model)
         assert evaluate(plain)[0][0].item() == pytest.approx(lane.val_loss_merged, rel=1e-6)
-    with merged(population.model):
+    with merged(population.model, population.numerics):
         assert not any(layer.factors.u.any() for layer in layers(population))
     assert [lane.val_loss_merged for lane in train(TASK, lanes(outliers=None, trains="all")).lanes] == [None] * 2
 
 
-def test_a_merged_weight_has_maxima_of_its_own():
-    """Not those that are held of the rest, which factors were taken off and which never moves."""
-    results = []
-    for amax in ("current", "held"):
-        found = recipe("factors")
-        scale = TensorScale(amax=amax, steps=100) if amax == "held" else TensorScale()
-        found = replace(found, fprop=replace(found.fprop, w=replace(found.fprop.w, tensor_scale=scale)))
-        results += train(TASK, [Lane(found, 10 * TASK.lr, 0)]).lanes
-    current, held = results
-    assert held.val_loss == current.val_loss
-    assert held.val_loss_merged == current.val_loss_merged
+@pytest.mark.parametrize("w", [{"like": "fp8-delayed"}, {"like": "nvfp4", "rounding": "ema"}], ids=["held", "average"])
+def test_what_was_kept_of_the_rest_does_not_scale_or_round_the_merged_weight(w):
+    """The largest components of a weight are above all that the rest ever had."""
+    now = {**w, "like": "fp8-current"} if w["like"] == "fp8-delayed" else {"like": "nvfp4"}
+    of = []
+    for each in (w, now):
+        population = trained(Population(replace(TASK, steps=12), lanes(outliers="factors", w=each), "cpu"))
+        for step in range(TASK.steps, 12):
+            population.train_step(step)
+        kept = {name: value.clone() for name, value in population.numerics.state().items()}
+        of.append([lane.val_loss_merged for lane in final_results(population)])
+        assert kept.keys() == population.numerics.state().keys()
+        assert all(torch.equal(value, kept[name]) for name, value in population.numerics.state().items())
+    assert of[0] == of[1], "the rest is frozen, and so rounded alike in training"
 
 
 def test_a_weight_that_bf16_holds_loses_nothing_by_its_merge():
     """In BF16 both ways are one but for the rounding of products."""
     population = trained(Population(TASK, lanes(w="fp8-row"), "cpu"))
     in_bf16 = evaluate(population, "bf16")[0]
-    with merged(population.model):
+    with merged(population.model, population.numerics):
         assert torch.allclose(evaluate(population, "bf16")[0], in_bf16, rtol=1e-2)
 
 

@@ -194,7 +194,7 @@ def test_a_quantizer_without_a_name_reads_back_whole_whatever_the_recipe_has_the
     assert read_recipe_file(file).recipe == recipe
 
 
-@pytest.mark.parametrize("name", sorted(recipe_files()))
+@pytest.mark.parametrize("name", sorted(recipe_files().keys() - {"metis-factors"}))
 def test_named_recipes_are_rules_as_they_are_recipes(name):
     named = Recipe.named(name)
     recipe = ruled("bf16", {"kind": "mlp", "recipe": name})
@@ -217,6 +217,8 @@ def test_named_recipes_are_rules_as_they_are_recipes(name):
         ({"kind": "mlp", "training.clip": 1.0}, "recipe: layers[0].training.clip: found 'training.clip'"),
         ({"kind": "mlp", "finish": "none"}, "recipe: layers[0].finish"),
         ({"kind": "mlp", "first": -1, "*": "bf16"}, "recipe: layers[0].first: found -1"),
+        ({"kind": "mlp", "recipe": "metis-factors"}, "layers[0]: fprop.w.outliers: found 'factors'"),
+        ({"last": 1.5, "*": "bf16"}, "recipe: layers[0].last: found 1.5; accepted: a whole number of blocks"),
         ({"kind": "mlp", "wgrad": "ms-eden"}, "layers[0]: wgrad.rotation"),
     ],
 )
