@@ -13,6 +13,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+from fp4dse.dse import Recipe
 from fp4dse.kernels.lanes import Forward
 from fp4dse.kernels.learned import Clips
 from fp4dse.kernels.ops.attention import attention
@@ -44,6 +45,7 @@ class EagerNumerics:
     """Stands in for LaneNumerics where a single lane is trained by plain torch operations."""
 
     dtype = torch.float32
+    recipes = (Recipe.named("bf16"),)  # no parameters beside the weights
 
     class backend:
         name = "eager torch"

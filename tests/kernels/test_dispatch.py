@@ -59,7 +59,7 @@ ASKING = {
     "engine/lane_counts.py: _name": "a name in messages",
     "engine/lane_counts.py: is_alone_on": "memory that others take",
     "engine/lane_counts.py: free_memory": "memory that is free",
-    "one_by_one.py: seeded": "state of torch's own random numbers",
+    "own/one_by_one.py: seeded": "state of torch's own random numbers",
 }
 """Functions that ask for the kind of a device, each with what it is about: none of them chooses an implementation."""
 

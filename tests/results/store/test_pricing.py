@@ -107,7 +107,7 @@ def test_a_recipe_that_cannot_be_read_has_no_overhead():
 
 
 def test_an_unknown_model_or_chip_is_named_with_its_place():
-    with pytest.raises(ConfigError, match="--model: found 'llama'; accepted: llama-1b"):
+    with pytest.raises(ConfigError, match="--model: found 'llama'; accepted: deepseek-671b, llama-1b"):
         CostTarget("llama").check("--")
     with pytest.raises(ConfigError, match=r"mine.toml: cost.chip: found 'b20'.*b200"):
         CostTarget(chip="b20").check("mine.toml: cost.")
