@@ -23,13 +23,15 @@ from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.mxfp4 import BLOCK, E4M3, NAN, ONE, TILE, Fp8, e2m1_steps, fp8_codes, window
 from fp4dse.kernels.quant.triton.numbers import permuted, prmt
 
-_ROWS = 32
-"""Rows of 128 numbers in a program that keeps the axis."""
 _NAN, _ONE = tl.constexpr(NAN), tl.constexpr(ONE)
 _MOST = tl.constexpr(NAN - 3)
 """The largest scale of a block of FP32 numbers: that of those from 2^127 on, which are 4 to 8 times as large."""
-_HOW = {"num_warps": 4, "enable_fp_fusion": False}
-_COLUMNS = {"BLOCKS": 4, "num_warps": 4, "enable_fp_fusion": False}
+_TO_FP8 = {"ROWS": 16, "num_warps": 1, "enable_fp_fusion": False}
+_TO_FP8_COLUMNS = {"BLOCKS": 1, "num_warps": 1, "enable_fp_fusion": False}
+_TO_COLUMNS = {"num_warps": 4, "enable_fp_fusion": False}
+_FROM_FP8 = {"ROWS": 32, "num_warps": 1, "enable_fp_fusion": False}
+"""How the kernels are launched: rows of 128 numbers, or blocks across, of a program. The fastest of 65 measured on one
+H200 (docs/log.md)."""
 
 
 @triton.jit
@@ -267,15 +269,15 @@ def to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
     outside = values.new_empty(lanes, rows, tiles, dtype=torch.bool)
     inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
     outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
-    programs = launch_grid(triton.cdiv(lanes * rows, _ROWS) * tiles)
-    _to_fp8_kernel[programs](*inputs, *outputs, lanes * rows, blocks, tiles, **constants, ROWS=_ROWS, **_HOW)
+    programs = launch_grid(triton.cdiv(lanes * rows, _TO_FP8["ROWS"]) * tiles)
+    _to_fp8_kernel[programs](*inputs, *outputs, lanes * rows, blocks, tiles, **constants, **_TO_FP8)
     return Fp8(values.view(dtype), factor, outside)
 
 
 def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
     """`mxfp4.columns_to_fp8`; the factors of a tile lie beside each other."""
     lanes, rows, blocks = scales.shape
-    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, _COLUMNS["BLOCKS"])
+    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, _TO_FP8_COLUMNS["BLOCKS"])
     table, constants = _fp8_table(dtype, codes.device)
     values = codes.new_empty(lanes, blocks * BLOCK, tiles * TILE)
     factor = values.new_empty(lanes, tiles, blocks * BLOCK, dtype=torch.float32)
@@ -283,7 +285,7 @@ def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> 
     inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
     outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
     programs = launch_grid(tiles * across, lanes)
-    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, across, **constants, **_COLUMNS)
+    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, across, **constants, **_TO_FP8_COLUMNS)
     return Fp8(values.view(dtype), factor.mT, outside.mT)
 
 
@@ -295,7 +297,7 @@ def to_columns(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     new = codes.new_empty(lanes, blocks * BLOCK, tall)
     inputs = codes.contiguous().view(torch.int32), scales.contiguous()
     programs = launch_grid(triton.cdiv(rows, TILE) * across, lanes)
-    _to_columns_kernel[programs](*inputs, out.view(torch.int16), new, rows, blocks, across, **_HOW)
+    _to_columns_kernel[programs](*inputs, out.view(torch.int16), new, rows, blocks, across, **_TO_COLUMNS)
     return out, new
 
 
@@ -306,9 +308,9 @@ def from_fp8(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     scales = values.new_empty(lanes, rows, tiles * TILE // BLOCK, dtype=torch.uint8)
     steps, exponents, least = _steps_table(values.dtype, values.device)
     inputs = values.contiguous().view(torch.int32), factor.contiguous().view(torch.int32), steps, exponents
-    programs = launch_grid(triton.cdiv(lanes * rows * tiles, _ROWS))
+    programs = launch_grid(triton.cdiv(lanes * rows * tiles, _FROM_FP8["ROWS"]))
     outputs = codes.view(torch.int16), scales
-    _from_fp8_kernel[programs](*inputs, *outputs, lanes * rows * tiles, LEAST=least, ROWS=_ROWS, **_HOW)
+    _from_fp8_kernel[programs](*inputs, *outputs, lanes * rows * tiles, LEAST=least, **_FROM_FP8)
     return codes, scales
 
 
