@@ -32,8 +32,6 @@ from fp4dse.kernels.quant.spec.low_rank import components
 
 ITERATIONS = 8
 """From random signs on. Singular values of a random weight are near each other, and slow to tell apart."""
-
-
 NAMES = tuple(f"factors.{name}" for name in "usv")
 """Ends of the names of factors among a layer's parameters, beside `weight`."""
 HAS_LENGTHS = {"largest": True, "zero": False}
@@ -74,8 +72,11 @@ class Factors(nn.Module):
 
     def product(self) -> Tensor:
         """U diag(s) Vᵀ, float32 [L, out, in]."""
-        scaled = self.u if self.s is None else self.u * self.s[:, None]
-        return multiply(scaled, self.v.mT.contiguous())
+        return _product(self.u, self.s, self.v)
+
+
+def _product(u: Tensor, s: Tensor | None, v: Tensor) -> Tensor:
+    return multiply(u if s is None else u * s[:, None], v.mT.contiguous())
 
 
 @contextmanager
@@ -140,6 +141,5 @@ def with_whole_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             u, s, v = (state.get(layer + of) for of in NAMES)
             assert u is not None
             assert v is not None
-            scaled = u if s is None else u * s[:, None]
-            found[f"{layer}weight"] = state[f"{layer}weight"] + multiply(scaled, v.mT.contiguous())
+            found[f"{layer}weight"] = state[f"{layer}weight"] + _product(u, s, v)
     return found

@@ -30,8 +30,8 @@ _TO_FP8 = {"ROWS": 16, "num_warps": 1, "enable_fp_fusion": False}
 _TO_FP8_COLUMNS = {"BLOCKS": 1, "num_warps": 1, "enable_fp_fusion": False}
 _TO_COLUMNS = {"num_warps": 4, "enable_fp_fusion": False}
 _FROM_FP8 = {"ROWS": 32, "num_warps": 1, "enable_fp_fusion": False}
-"""How the kernels are launched: rows of 128 numbers, or blocks across, of a program. The fastest of 65 measured on one
-H200 (docs/log.md)."""
+"""Arguments of launches: rows of 128 numbers, or blocks across, of a program. The fastest of 65 measured on one H200
+(docs/log.md)."""
 
 
 @triton.jit
