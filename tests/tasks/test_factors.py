@@ -148,9 +148,7 @@ def test_all_parts_are_trained():
     assert sum("factors" in name for name in before) == 6
 
 
-@pytest.mark.parametrize(
-    "task", ["regression:smoke", "vision:cnn-smoke", "language:smoke+bf16+recompute", "language:moe8-smoke"]
-)
+@pytest.mark.parametrize("task", ["regression:smoke", "vision:cnn-smoke", "language:moe8-smoke+bf16+recompute"])
 def test_a_lane_is_the_same_in_any_company(task):
     task = replace(get_task(*task.split(":")), steps=2, eval_rows=16, batch=8)
     members = [Lane(METIS, task.lr, seed) for seed in (3, 1)]
