@@ -59,7 +59,6 @@ def _task(name: str, preset: _Preset) -> Task:
         rev=REV,
         summary=f"language:{preset.base} after its training, {preset.steps} steps more; {base.summary}",
         problem=partial(problem, base, preset, context),
-        preview=base.preview,
         pretrain=partial(base_weights, base, preset.base_lr),
         metrics={"excess": partial(language.excess, entropy)},
         digest_of=lambda: data,
