@@ -1,6 +1,8 @@
 """A matrix's product has the same bits alone, in any company, and at any place in it."""
 
 import itertools
+import math
+from functools import partial
 
 import pytest
 import torch
@@ -131,6 +133,49 @@ def test_narrow_products_by_a_kernel_have_the_same_bits_in_any_company(place, co
         assert ((got - exact).abs() <= 2.0**-18 * size).all()
         for chosen in ([1], [2, 0]):
             assert torch.equal(place.products.multiply(a[chosen], b[chosen], "ieee"), got[chosen])
+
+
+FINISHES = {
+    "nothing": {},
+    "factors of lanes": {"factor_a": (), "factor_b": ()},
+    "factors of rows": {"factor_a": (0,), "factor_b": (1,)},
+    "one factor, a bias": {"factor_b": (), "bias": (1,)},
+    "all": {"factor_a": (), "factor_b": (1,), "bias": (1,), "dtype": torch.bfloat16},
+}
+"""What is given, of which sizes of a result [R, S], each with a lane axis before them."""
+
+
+def finish_of(name, lanes, sizes, device):
+    values = dict(FINISHES[name])
+    for key in values.keys() - {"dtype"}:
+        of = [sizes[i] for i in values[key]]
+        values[key] = operand(lanes, 1, math.prod(of), seed=len(key)).view(lanes, *of).to(device)
+    return batched.Finish(**values)
+
+
+@pytest.mark.parametrize("name", FINISHES)
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+def test_a_tile_is_finished_as_a_whole_product_is(place, columns, name):
+    for rows, wide, k, dtype in (
+        (128, 256, 64, torch.bfloat16),
+        (96, 72, 40, torch.bfloat16),
+        (20, 5, 70, torch.bfloat16),
+        (20, 5, 70, torch.float32),
+    ):
+        run = place.products.tiled if min(rows, wide) > 16 else partial(place.products.multiply, fp32="ieee")
+        a, b = (
+            laid(operand(3, n, k, dtype, n), c).to(place.device) for n, c in zip((rows, wide), columns, strict=True)
+        )
+        finish = finish_of(name, 3, (rows, wide), place.device)
+        product = run(a, b)
+        exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+        assert ((product - exact).abs() <= 2.0**-18 * size).all()
+        got = run(a, b, finish=finish)
+        assert got.dtype == finish.dtype
+        assert torch.equal(got, batched.finished(product, finish))
+        for lane in (1, 2):
+            one = finish._replace(**{k: getattr(finish, k)[lane : lane + 1] for k in FINISHES[name] if k != "dtype"})
+            assert torch.equal(run(a[lane : lane + 1], b[lane : lane + 1], finish=one), got[lane : lane + 1])
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])

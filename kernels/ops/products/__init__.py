@@ -4,6 +4,7 @@ Libraries choose an algorithm for the batch as a whole. cuBLAS and MKL give a ma
 or more, but use another algorithm for a single matrix, and MKL's depends on where in a cache line a matrix begins. So
 the way is chosen here by the shape of the matrices (and by dtype, device and strides, which follow from the layer):
 
+    tiled     on a GPU, of BF16 operands: most shapes. The kernel in triton.py finishes a tile before it is written
     small     as a batch; a single matrix is multiplied twice, which costs little where it is small
     large     on a GPU: matrix by matrix, however many there are. Each fills the GPU by itself, so nothing is lost, and
               a model that is trained alone pays nothing extra
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,14 +44,43 @@ ALIGNED = 16
 """cuBLAS's fastest kernels want addresses to be multiples of so many bytes."""
 
 
-def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
-    """a [L, R, K] · b [L, S, K]ᵀ, float32 [L, R, S]; a, b: float32, on a GPU also bfloat16.
+class Finish(NamedTuple):
+    """The rest of a product [L, R, S], in this order: times the factor of a ([L] or [L, R]), times that of b ([L] or
+    [L, S]), plus a bias [L, S], each float32 or None; then rounded to a dtype."""
+
+    factor_a: Tensor | None = None
+    factor_b: Tensor | None = None
+    bias: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if the product is the result."""
+        return self.dtype == torch.float32 and self.factor_a is self.factor_b is self.bias is None
+
+
+AS_IT_IS = Finish()
+"""For a product that is the result."""
+
+
+def finished(product: Tensor, finish: Finish) -> Tensor:
+    """A product, float32 [L, R, S], which may be overwritten, after all that `finish` has."""
+    product = scaled(product, finish.factor_a, finish.factor_b)
+    if finish.bias is not None:
+        product = product.add_(finish.bias[:, None, :])
+    return product.to(finish.dtype)
+
+
+def multiply(a: Tensor, b: Tensor, fp32: str = "ieee", finish: Finish = AS_IT_IS) -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ in float32, finished: [L, R, S] of its dtype; a, b: float32, on a GPU also bfloat16.
 
     fp32: products of FP32 numbers on a GPU, `ieee` or `tf32`.
     """
     if is_narrow(a, b) and (kernels := _PRODUCTS.kernels(a)):
-        return kernels.multiply(a, b, fp32)
-    return by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32)
+        return kernels.multiply(a, b, fp32, finish)
+    if is_tiled(a, b, finish) and (kernels := _PRODUCTS.kernels(a)):
+        return kernels.tiled(a, b, finish)
+    return finished(by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32), finish)
 
 
 def _on_gpu(a: Tensor, b: Tensor, fp32: str) -> Tensor:
@@ -61,11 +92,11 @@ def _on_gpu(a: Tensor, b: Tensor, fp32: str) -> Tensor:
         return _batch(twice(a), twice(b))[:1]
 
 
-def bf16(a: Tensor, b: Tensor) -> Tensor:
-    """The product of operands rounded to BF16, in FP32; on a CPU of the same numbers as float32."""
+def bf16(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
+    """The product of operands rounded to BF16, in FP32, finished; on a CPU of the same numbers as float32."""
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     dtype = by_device(a, cpu=torch.float32, cuda=torch.bfloat16)
-    return multiply(a.to(dtype), b.to(dtype))
+    return multiply(a.to(dtype), b.to(dtype), finish=finish)
 
 
 def in_segments(
@@ -112,6 +143,12 @@ def is_narrow(a: Tensor, b: Tensor) -> bool:
     """True for shapes, dtypes and strides whose products triton.py computes on a GPU."""
     sizes = a.shape[1], b.shape[1], a.shape[2]
     return min(sizes) < NARROW or b.shape[1] % 4 > 0 or not (_aligned(a) and _aligned(b))
+
+
+def is_tiled(a: Tensor, b: Tensor, finish: Finish) -> bool:
+    """True for products that triton.py computes on a GPU although a library could: BF16 operands, unless the product
+    is large and its own result, which cuBLAS writes faster."""
+    return a.dtype == b.dtype == torch.bfloat16 and not (finish.is_nothing and is_large(a, b))
 
 
 def is_large(a: Tensor, b: Tensor) -> bool:
