@@ -153,29 +153,52 @@ def finish_of(name, lanes, sizes, device):
     return batched.Finish(**values)
 
 
-@pytest.mark.parametrize("name", FINISHES)
+@pytest.mark.gpu
 @pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+@pytest.mark.parametrize("name", ["nothing", "rounded", "factors of lanes"])
+def test_on_a_gpu_a_finished_product_has_the_same_bits_in_any_company(columns, name):
+    for rows, wide, k in [*SHAPES[::2], (512, 256, 256), (256, 256, 8192), (2048, 1024, 8192)]:
+        lanes = 64 if rows * wide * k < 2**28 else 5
+        a, b = (
+            laid(operand(lanes, n, k, torch.bfloat16, n), c).cuda() for n, c in zip((rows, wide), columns, strict=True)
+        )
+        end = batched.Finish(dtype=torch.bfloat16) if name == "rounded" else finish_of(name, lanes, (rows, wide), "cuda")
+        among = batched.multiply(a, b, finish=end)
+        assert among.dtype == end.dtype
+        for n in LANES:
+            of = torch.randperm(lanes, generator=torch.Generator().manual_seed(n))[:n].cuda()
+            few = end._replace(**{key: f[of] for key in ("factor_a", "factor_b") if (f := getattr(end, key)) is not None})
+            found = batched.multiply(*(laid(x[of], c) for x, c in zip((a, b), columns, strict=True)), finish=few)
+            assert torch.equal(found, among[of]), (rows, wide, k, n)
+
+
+LAYOUTS = [(False, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"), [*((c, "all") for c in LAYOUTS), *(((False, False), n) for n in FINISHES)], ids=str
+)
 def test_a_tile_is_finished_as_a_whole_product_is(place, columns, name):
     for rows, wide, k, dtype in (
-        (128, 256, 64, torch.bfloat16),
+        (128, 64, 64, torch.bfloat16),
+        (72, 136, 128, torch.bfloat16),
         (96, 72, 40, torch.bfloat16),
         (20, 5, 70, torch.bfloat16),
         (20, 5, 70, torch.float32),
     ):
         run = place.products.tiled if min(rows, wide) > 16 else partial(place.products.multiply, fp32="ieee")
         a, b = (
-            laid(operand(3, n, k, dtype, n), c).to(place.device) for n, c in zip((rows, wide), columns, strict=True)
+            laid(operand(2, n, k, dtype, n), c).to(place.device) for n, c in zip((rows, wide), columns, strict=True)
         )
-        finish = finish_of(name, 3, (rows, wide), place.device)
+        finish = finish_of(name, 2, (rows, wide), place.device)
         product = run(a, b)
         exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
         assert ((product - exact).abs() <= 2.0**-18 * size).all()
         got = run(a, b, finish=finish)
         assert got.dtype == finish.dtype
         assert torch.equal(got, batched.finished(product, finish))
-        for lane in (1, 2):
-            one = finish._replace(**{k: getattr(finish, k)[lane : lane + 1] for k in FINISHES[name] if k != "dtype"})
-            assert torch.equal(run(a[lane : lane + 1], b[lane : lane + 1], finish=one), got[lane : lane + 1])
+        alone = finish._replace(**{k: getattr(finish, k)[1:] for k in FINISHES[name] if k != "dtype"})
+        assert torch.equal(run(a[1:], b[1:], finish=alone), got[1:])
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])

@@ -40,6 +40,10 @@ LARGE_WORK, LARGE_RESULT = 2**34, 2**20
 """A product with at least so many operations and so many numbers in its result is large. 2^34 operations take a GPU of
 600 Top/s 30 µs, ten times the cost of a launch. 2^20 numbers are 64 tiles of 128 × 128: split in two or four along the
 contraction, as cuBLAS does, they keep a GPU of 132 processors busy."""
+LARGE_LENGTH = 4096
+"""A large product with a contraction of at least so many numbers is finished after cuBLAS has multiplied. That reads and
+writes a number of the result again, 8 bytes or 2.7 ps on an H100; cuBLAS is ahead of the kernel here by a third of the
+2.9 ps that 1,024 numbers of the contraction take it."""
 ALIGNED = 16
 """cuBLAS's fastest kernels want addresses to be multiples of so many bytes."""
 
@@ -54,9 +58,9 @@ class Finish(NamedTuple):
     dtype: torch.dtype = torch.float32
 
     @property
-    def is_nothing(self) -> bool:
-        """True if the product is the result."""
-        return self.dtype == torch.float32 and self.factor_a is self.factor_b is self.bias is None
+    def is_of_dtype_alone(self) -> bool:
+        """True if the product, rounded, is the result."""
+        return self.factor_a is self.factor_b is self.bias is None
 
 
 AS_IT_IS = Finish()
@@ -80,16 +84,18 @@ def multiply(a: Tensor, b: Tensor, fp32: str = "ieee", finish: Finish = AS_IT_IS
         return kernels.multiply(a, b, fp32, finish)
     if is_tiled(a, b, finish) and (kernels := _PRODUCTS.kernels(a)):
         return kernels.tiled(a, b, finish)
-    return finished(by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32), finish)
+    dtype = finish.dtype if finish.is_of_dtype_alone and a.dtype == finish.dtype else torch.float32
+    return finished(by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32, dtype), finish)
 
 
-def _on_gpu(a: Tensor, b: Tensor, fp32: str) -> Tensor:
+def _on_gpu(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """dtype: what the sums, which are FP32, are rounded to; that of the operands, or float32."""
     with _math(fp32):
         if is_large(a, b):
-            return one_by_one(a, b)
+            return one_by_one(a, b, dtype)
         if len(a) > 1:
-            return _batch(a, b)
-        return _batch(twice(a), twice(b))[:1]
+            return _batch(a, b, dtype)
+        return _batch(twice(a), twice(b), dtype)[:1]
 
 
 def bf16(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
@@ -146,9 +152,11 @@ def is_narrow(a: Tensor, b: Tensor) -> bool:
 
 
 def is_tiled(a: Tensor, b: Tensor, finish: Finish) -> bool:
-    """True for products that triton.py computes on a GPU although a library could: BF16 operands, unless the product
-    is large and its own result, which cuBLAS writes faster."""
-    return a.dtype == b.dtype == torch.bfloat16 and not (finish.is_nothing and is_large(a, b))
+    """True for products that triton.py computes on a GPU although a library could: of BF16 operands, with factors or a
+    bias; unless the product is large and its contraction so long that to finish it afterwards costs less."""
+    if a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16 or finish.is_of_dtype_alone:
+        return False
+    return a.shape[2] < LARGE_LENGTH or not is_large(a, b)
 
 
 def is_large(a: Tensor, b: Tensor) -> bool:
@@ -158,10 +166,10 @@ def is_large(a: Tensor, b: Tensor) -> bool:
     return work >= LARGE_WORK and result >= LARGE_RESULT and not is_narrow(a, b)
 
 
-def one_by_one(a: Tensor, b: Tensor) -> Tensor:
+def one_by_one(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The products, each computed by itself and written to its place in the result."""
-    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=torch.float32)
-    more = {} if a.dtype == torch.float32 else {"out_dtype": torch.float32}
+    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=dtype)
+    more = {} if a.dtype == dtype else {"out_dtype": dtype}
     for x, y, product in zip(a, b, out, strict=True):
         torch.mm(x, y.mT, out=product, **more)
     return out
@@ -182,19 +190,19 @@ def _aligned(x: Tensor) -> bool:
     return all(place * x.element_size() % ALIGNED == 0 for place in places)
 
 
-def _batch(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype == torch.float32:
+def _batch(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    if a.dtype == dtype:
         return torch.bmm(a, b.mT)
-    return torch.bmm(a, b.mT, out_dtype=torch.float32)
+    return torch.bmm(a, b.mT, out_dtype=dtype)
 
 
-def _in_lines(a: Tensor, b: Tensor, fp32: str) -> Tensor:
+def _in_lines(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """The products on a CPU, of matrices padded with zeros so that each begins a cache line; zeros add nothing.
 
-    fp32: as on a GPU; here there is one way.
+    fp32, dtype: as on a GPU; here there is one way, in float32.
     """
     if len(a) == 1:
-        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1), fp32)[:1]
+        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1), fp32, dtype)[:1]
     (lanes, rows, length), columns = a.shape, b.shape[1]
     if rows * length % LINE or columns * length % LINE:
         a, b = (F.pad(x, (0, -length % LINE)) for x in (a, b))

@@ -9,22 +9,59 @@ over all pixels of a batch. Parts are then added by `sums.lane_sum`. Tiles and p
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fp4dse.kernels.ops import products
 from fp4dse.kernels.ops.launching import FLAT, TILE, launch_grid
 from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
 from fp4dse.kernels.ops.sums import lane_sum
 
 _LEAST, _MOST, _BYTES = 16, 64, 128
 """Edges of a tile of the result, and bytes of the contraction that are loaded at a time."""
+_ALONG = 64
+"""The same in numbers, of products that are not narrow."""
 LONG, _PROGRAMS = 8192, 1024
 """Numbers of the contraction that one program takes, unless there would be more programs than so many for a matrix:
 then each takes more."""
+
+
+@triton.jit
+def _finished(
+    out,
+    factor_a_ptr,
+    factor_b_ptr,
+    bias_ptr,
+    lane,
+    row,
+    rows,
+    column,
+    columns,
+    OF_A: tl.constexpr,
+    OF_B: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """A tile as `products.finished` has it, but for its dtype.
+
+    OF_A, OF_B: dimensions of the factors, 1 for one a lane, 2 for one a row, 0 for none.
+    """
+    if OF_A == 1:
+        out = out * tl.load(factor_a_ptr + lane)
+    elif OF_A == 2:
+        out = out * tl.load(factor_a_ptr + lane * rows + row, row < rows, 0.0)[:, None]
+    if OF_B == 1:
+        out = out * tl.load(factor_b_ptr + lane)
+    elif OF_B == 2:
+        out = out * tl.load(factor_b_ptr + lane * columns + column, column < columns, 0.0)[None, :]
+    if BIAS:
+        out = out + tl.load(bias_ptr + lane * columns + column, column < columns, 0.0)[None, :]
+    return out
 
 
 @triton.jit
@@ -55,10 +92,10 @@ def _product_kernel(
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """One tile, finished as `products.finished` does.
+    """One tile, finished.
 
     PARTS: the contraction is cut in parts of `part`, which take turns along the second axis. WHOLE: no tile reaches
-    beyond an operand. OF_A, OF_B: dimensions of the factors, 1 for one a lane, 2 for one a row, 0 for none.
+    beyond an operand.
     """
     lane, number = tl.program_id(2).to(tl.int64), tl.program_id(1)
     across = (columns + COLUMNS - 1) // COLUMNS
@@ -82,16 +119,7 @@ def _product_kernel(
         out = tl.dot(a, b, out, input_precision=PRECISION)
         a_ptr += ALONG * a_along
         b_ptr += ALONG * b_along
-    if OF_A == 1:
-        out = out * tl.load(factor_a_ptr + lane)
-    elif OF_A == 2:
-        out = out * tl.load(factor_a_ptr + lane * rows + row, row < rows, 0.0)[:, None]
-    if OF_B == 1:
-        out = out * tl.load(factor_b_ptr + lane)
-    elif OF_B == 2:
-        out = out * tl.load(factor_b_ptr + lane * columns + column, column < columns, 0.0)[None, :]
-    if BIAS:
-        out = out + tl.load(bias_ptr + lane * columns + column, column < columns, 0.0)[None, :]
+    out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
     lane_out = lane * tl.num_programs(1) + number if PARTS else lane
     at = (lane_out * rows + row)[:, None] * columns + column[None, :]
     out = out.to(out_ptr.dtype.element_ty)
@@ -150,6 +178,55 @@ def _segments_kernel(
 
 
 @triton.jit
+def _described_kernel(
+    a,
+    b,
+    out_ptr,
+    factor_a_ptr,
+    factor_b_ptr,
+    bias_ptr,
+    rows,
+    columns,
+    length,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALONG: tl.constexpr,
+    GROUP: tl.constexpr,
+    A_LAST: tl.constexpr,
+    B_LAST: tl.constexpr,
+    OF_A: tl.constexpr,
+    OF_B: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """One tile, finished, of operands that the copy engine loads, all lanes one below the other.
+
+    A_LAST, B_LAST: whether the contraction is along the last axis of what is loaded. GROUP: programs that run at a time
+    take so many tiles below one another, so that they share both operands in the cache.
+    """
+    lane = tl.program_id(1)
+    down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
+    first = tl.program_id(0) // (GROUP * across) * GROUP
+    height, place = tl.minimum(down - first, GROUP), tl.program_id(0) % (GROUP * across)
+    row0, column0 = (first + place % height) * ROWS, place // height * COLUMNS
+    out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    for start in range(0, length, ALONG):
+        if A_LAST:
+            x = a.load([lane * rows + row0, start])
+        else:
+            x = tl.trans(a.load([lane * length + start, row0]))
+        if B_LAST:
+            y = tl.trans(b.load([lane * columns + column0, start]))
+        else:
+            y = b.load([lane * length + start, column0])
+        out = tl.dot(x, y, out)
+    row, column = row0 + tl.arange(0, ROWS).to(tl.int64), column0 + tl.arange(0, COLUMNS).to(tl.int64)
+    lane = lane.to(tl.int64)
+    out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
+    at = (lane * rows + row)[:, None] * columns + column[None, :]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), (row < rows)[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
 def _scale_kernel(x_ptr, a_ptr, b_ptr, n, BOTH: tl.constexpr, TILE: tl.constexpr):
     lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -170,6 +247,8 @@ def multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish = AS_IT_IS) -> Tens
 
 def tiled(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """`products.multiply` of bfloat16 operands that are not narrow, each tile along the whole contraction."""
+    if are_described(a, b):
+        return _described(a, b, finish, LARGE if products.is_large(a, b) else tiles_of(a.shape[1], b.shape[1]))
     return _multiply(a, b, "ieee", finish, tiles_of(a.shape[1], b.shape[1]), a.shape[2])
 
 
@@ -183,10 +262,60 @@ class Tiles(NamedTuple):
     stages: int
 
 
+LARGE = Tiles(128, 256, _ALONG, 8, 3)
+GROUP = 8
+
+
 def tiles_of(rows: int, columns: int) -> Tiles:
-    """The tiles of a product that is not narrow."""
+    """The tiles of a product that is neither narrow nor large."""
     tile, other = (min(max(triton.next_power_of_2(n), 64), 128) for n in (rows, columns))
-    return Tiles(tile, other, 64, 8 if tile * other > 2**13 else 4, 3)
+    return Tiles(tile, other, _ALONG, 8 if tile * other > 2**13 else 4, 3)
+
+
+def are_described(a: Tensor, b: Tensor) -> bool:
+    """True if the copy engine can load both operands: their lanes lie one below the other in one matrix, and no tile
+    reaches from one lane into the next along the contraction."""
+    return _has_copy_engine(a.device) and all(_is_described(x) for x in (a, b))
+
+
+def _is_described(x: Tensor) -> bool:
+    line = x if x.stride(2) == 1 else x.mT
+    if line.stride(2) != 1 or (len(x) > 1 and line.stride(0) != line.shape[1] * line.stride(1)):
+        return False
+    return line is x or x.shape[2] % _ALONG == 0
+
+
+@cache
+def _has_copy_engine(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
+    """A product in tiles that the copy engine loads, if `are_described`."""
+    (lanes, rows, length), columns = a.shape, b.shape[1]
+    out = a.new_empty(lanes, rows, columns, dtype=finish.dtype)
+    programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
+    operands = _description(a, tiles.rows, tiles.along), _description(b, tiles.columns, tiles.along)
+    factors, constants = _constants(finish, out, tiles)
+    last = {"A_LAST": a.stride(2) == 1, "B_LAST": b.stride(2) == 1}
+    _described_kernel[programs](*operands, out, *factors, rows, columns, length, GROUP=GROUP, **last, **constants)
+    return out
+
+
+def _description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
+    """All lanes of x [L, R, K] as one matrix, of which tiles of so many lines and of so much of K are loaded."""
+    tile, of = ([lines, along], x) if x.stride(2) == 1 else ([along, lines], x.mT)
+    return TensorDescriptor(x, [len(of) * of.shape[1], of.shape[2]], [of.stride(1), 1], tile)
+
+
+def _constants(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
+    """What follows from a finish and tiles: the factors and the bias, `out` in the place of those that are not, and
+    constants of both kernels."""
+    factors = [out if f is None else f.contiguous() for f in (finish.factor_a, finish.factor_b, finish.bias)]
+    of_a, of_b = (0 if f is None else f.dim() for f in (finish.factor_a, finish.factor_b))
+    sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "ALONG": tiles.along}
+    flags = {"OF_A": of_a, "OF_B": of_b, "BIAS": finish.bias is not None, "enable_fp_fusion": False}
+    return factors, sizes | flags | {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
 def _multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish, tiles: Tiles, part: int) -> Tensor:
@@ -196,23 +325,10 @@ def _multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish, tiles: Tiles, par
     # what is computed with fused multiply-adds (FP32), or in parts, is finished afterwards
     within = finish if parts == 1 and a.dtype == torch.bfloat16 else AS_IT_IS
     out = a.new_empty(lanes, parts, rows, columns, dtype=within.dtype)
-    factors = [out if f is None else f.contiguous() for f in (within.factor_a, within.factor_b, within.bias)]
-    of_a, of_b = (0 if f is None else f.dim() for f in (within.factor_a, within.factor_b))
     whole = not (rows % tiles.rows or columns % tiles.columns or length % tiles.along)
-    constants = {
-        "PRECISION": fp32,
-        "ROWS": tiles.rows,
-        "COLUMNS": tiles.columns,
-        "ALONG": tiles.along,
-        "PARTS": parts > 1,
-        "WHOLE": whole and parts == 1,
-        "OF_A": of_a,
-        "OF_B": of_b,
-        "BIAS": within.bias is not None,
-        "num_warps": tiles.warps,
-        "num_stages": tiles.stages,
-        "enable_fp_fusion": a.dtype == torch.float32,
-    }
+    factors, constants = _constants(within, out, tiles)
+    constants |= {"PRECISION": fp32, "PARTS": parts > 1, "WHOLE": whole and parts == 1}
+    constants["enable_fp_fusion"] = a.dtype == torch.float32
     down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     programs = launch_grid(down * across, parts, lanes)
     sizes = rows, columns, length, *a.stride(), *b.stride(), part
