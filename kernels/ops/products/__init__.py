@@ -4,7 +4,8 @@ Libraries choose an algorithm for the batch as a whole. cuBLAS and MKL give a ma
 or more, but use another algorithm for a single matrix, and MKL's depends on where in a cache line a matrix begins. So
 the way is chosen here by the shape of the matrices (and by dtype, device and strides, which follow from the layer):
 
-    tiled     on a GPU, of BF16 operands: most shapes. The kernel in triton.py finishes a tile before it is written
+    tiled     on a GPU: BF16 operands whose product has factors or a bias. The kernel in triton.py finishes a tile before
+              it is written; what is only rounded, a library writes faster
     small     as a batch; a single matrix is multiplied twice, which costs little where it is small
     large     on a GPU: matrix by matrix, however many there are. Each fills the GPU by itself, so nothing is lost, and
               a model that is trained alone pays nothing extra
@@ -40,10 +41,10 @@ LARGE_WORK, LARGE_RESULT = 2**34, 2**20
 """A product with at least so many operations and so many numbers in its result is large. 2^34 operations take a GPU of
 600 Top/s 30 µs, ten times the cost of a launch. 2^20 numbers are 64 tiles of 128 × 128: split in two or four along the
 contraction, as cuBLAS does, they keep a GPU of 132 processors busy."""
-LARGE_LENGTH = 4096
-"""A large product with a contraction of at least so many numbers is finished after cuBLAS has multiplied. That reads and
-writes a number of the result again, 8 bytes or 2.7 ps on an H100; cuBLAS is ahead of the kernel here by a third of the
-2.9 ps that 1,024 numbers of the contraction take it."""
+LONG = 4096
+"""A product with factors and at least so many numbers along the contraction is finished after cuBLAS has multiplied.
+That reads and writes a number of the result again, 8 bytes or 2.7 ps on an H100; cuBLAS is ahead of the kernel here by
+a third of the 2.9 ps that 1,024 numbers of the contraction take it."""
 ALIGNED = 16
 """cuBLAS's fastest kernels want addresses to be multiples of so many bytes."""
 
@@ -153,10 +154,9 @@ def is_narrow(a: Tensor, b: Tensor) -> bool:
 
 def is_tiled(a: Tensor, b: Tensor, finish: Finish) -> bool:
     """True for products that triton.py computes on a GPU although a library could: of BF16 operands, with factors or a
-    bias; unless the product is large and its contraction so long that to finish it afterwards costs less."""
-    if a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16 or finish.is_of_dtype_alone:
-        return False
-    return a.shape[2] < LARGE_LENGTH or not is_large(a, b)
+    bias, and no long contraction."""
+    of_bf16 = a.dtype == b.dtype == torch.bfloat16
+    return of_bf16 and a.shape[2] < LONG and not finish.is_of_dtype_alone
 
 
 def is_large(a: Tensor, b: Tensor) -> bool:

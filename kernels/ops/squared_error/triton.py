@@ -51,7 +51,7 @@ def squared_error_gradient(out: Tensor, y: Tensor, g: Tensor) -> Tensor:
     out, y, n = out.contiguous(), y.contiguous(), out[0].numel()
     to = torch.empty_like(out)
     of_lane = not any(g.stride()[1:])
-    g = g[(slice(None), *[0] * (g.dim() - 1))] if of_lane else g
+    g = g.flatten(1)[:, 0] if of_lane else g
     tensors = out, y, g.contiguous(), to
     _squared_error_gradient_kernel[launch_grid(triton.cdiv(n, TILE), len(out))](*tensors, n, OF_LANE=of_lane, **FLAT)
     return to
