@@ -4,8 +4,8 @@ Libraries choose an algorithm for the batch as a whole. cuBLAS and MKL give a ma
 or more, but use another algorithm for a single matrix, and MKL's depends on where in a cache line a matrix begins. So
 the way is chosen here by the shape of the matrices (and by dtype, device and strides, which follow from the layer):
 
-    tiled     on a GPU: BF16 operands whose product has factors or a bias. The kernel in triton.py finishes a tile before
-              it is written; what is only rounded, a library writes faster
+    tiled     on a GPU: BF16 operands whose product has factors or a bias. The kernel in triton.py finishes a tile
+              before it is written; what is only rounded, a library writes faster
     small     as a batch; a single matrix is multiplied twice, which costs little where it is small
     large     on a GPU: matrix by matrix, however many there are. Each fills the GPU by itself, so nothing is lost, and
               a model that is trained alone pays nothing extra
