@@ -18,6 +18,7 @@ from fp4dse.tasks.language import presets
 from fp4dse.tasks.start.base_weights import base_weights
 from fp4dse.tasks.start.make_weights import make_weights
 from fp4dse.tasks.start.weights import start_from
+from fp4dse.tasks.threads import torch_threads
 
 replace = msgspec.structs.replace
 TASK = get_task("finetune", "smoke")
@@ -45,10 +46,8 @@ def lane(seed=0, lr=TASK.lr, **training):
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 def kl(teacher, student, temperature=1.0):
