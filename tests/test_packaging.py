@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 import fp4dse
+from tests.each import each
 
 ROOT = Path(__file__).parent.parent
 TOP = ("__init__.py", "__main__.py", "cli.py")
@@ -101,7 +102,7 @@ def imports_of(file: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda file: str(file.relative_to(ROOT)))
+@each("file", modules())
 def test_imports_run_one_way(file):
     room = file.relative_to(ROOT).parts[0].removesuffix(".py")
     imports = imports_of(file)
@@ -548,7 +549,7 @@ def without_types(source: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("file", sorted({*ROOT.glob("kernels/ops/**/*.py"), *ROOT.glob("kernels/quant/triton/*.py")}))
+@each("file", sorted({*ROOT.glob("kernels/ops/**/*.py"), *ROOT.glob("kernels/quant/triton/*.py")}))
 def test_of_modules_that_mypy_is_lenient_with_only_tritons_functions_have_no_types(file):
     assert not without_types(file.read_text())
 
