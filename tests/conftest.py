@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -31,8 +33,9 @@ def own_cache(tmp_path_factory, pytestconfig):
         _copy_native(kept, own)
         yield
         _copy_native(own, kept)
-        for file in sorted(kept.glob("native-*.so"), key=os.path.getmtime)[:-4]:
-            file.unlink(missing_ok=True)  # of sources of long ago
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            for file in sorted(kept.glob("native-*.so"), key=os.path.getmtime)[:-4]:
+                file.unlink()  # of sources of long ago
 
 
 def _copy_native(source: Path, target: Path) -> None:
@@ -57,7 +60,8 @@ def no_power_cuts():
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is collected stays to the end: no search for garbage goes through it again, which takes half a second. And
-    garbage is searched for rarely, as its search took four hundredths of the time of tests."""
+    garbage is searched for rarely, as its search took four hundredths of the time of tests. At the exit all is let go
+    of, or Triton's library counts on standard error what it still holds; not before, as pytest searches twice then."""
     gc.disable()
     try:
         return (yield)
@@ -65,11 +69,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
-
-
-def pytest_unconfigure() -> None:
-    """At the end all is let go of, or Triton's library counts on standard error what it still holds."""
-    gc.unfreeze()
+        atexit.register(gc.unfreeze)
 
 
 def pytest_report_header() -> str:
