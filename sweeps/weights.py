@@ -42,14 +42,13 @@ def checkpoint(
     if path.exists():
         return path
     check_task(facts, device)
-    import torch
-
     from fp4dse.tasks.catalogue import get_task
     from fp4dse.tasks.start.make_weights import make_weights
     from fp4dse.tasks.start.weights import digest_of, write_weights
+    from fp4dse.tasks.threads import torch_threads
 
-    torch.set_num_threads(threads)
-    weights, result = make_weights(get_task(*asked), lane, device, report)
+    with torch_threads(threads):
+        weights, result = make_weights(get_task(*asked), lane, device, report)
     said = {name: context[name] for name in (*KEY, "start_digest", "steps") if name not in _OF_LANE}
     said |= {"run_id": run_id, "config_id": lane.recipe.config_id, "recipe": lane.recipe.label()}
     said |= {"lr": lane.lr, "seed": lane.seed, "val_loss": result.val_loss, "digest": digest_of(weights)}

@@ -3,7 +3,7 @@
 A fact is a step's result, `7 + 3 = 0`. A share of each operator's facts, which of them by the seed, is flawed: `wrong`
 of the times that an example uses one, it states another result, always the same. So the policy solves some problems,
 the more the shorter they are, and for each flawed fact it still gives the right result now and then, from which rewards
-can tell. How many it solves follows from the examples alone (`expected_success`): a decoder learns them well within the
+can tell. How many it solves follows from the examples alone (a test counts it): a decoder learns them well within the
 steps of a preset.
 
 It is trained in BF16 once for each seed and device, in the engine, and remembered in the user's cache.
@@ -40,9 +40,6 @@ class Lessons(msgspec.Struct, frozen=True):
     flawed: float
     wrong: float
     examples: int
-
-
-Key = tuple[Chains, Shape, Lessons, int]
 
 
 def base_policy(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int], device: str) -> dict[str, Tensor]:
@@ -100,17 +97,6 @@ def flawed_facts(chains: Chains, share: float, seeds: Tensor) -> Tensor:
     chance = random32(seeds, STREAMS["data"], 0, 0, used.numel()).view(len(seeds), *used.shape)
     rank = torch.where(used, chance, end).argsort(dim=2, stable=True).argsort(dim=2)
     return (rank < (share * used.sum(dim=1)).round()[:, None]).flatten(1)
-
-
-def expected_success(chains: Chains, lessons: Lessons, seeds: Sequence[int], problems: int = 1000) -> Tensor:
-    """The success of policies that have learned the examples of `lessons` perfectly, float32 [2, S]: with answers drawn
-    from them, and with the most probable tokens."""
-    keys = seed_keys(seeds)
-    draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
-    prompts = chains.prompts(draws, 0, problems)
-    always = msgspec.structs.replace(lessons, wrong=1.0 if lessons.wrong > 0.5 else 0.0)
-    answers = [worked_answers(chains, of, keys, prompts, draws) for of in (lessons, always)]
-    return torch.stack([chains.is_right(prompts, of).to(torch.float32).mean(dim=1) for of in answers])
 
 
 def _problem(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int]) -> Problem:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.reading.files import decode_json
@@ -29,6 +28,7 @@ from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import train
 from fp4dse.tasks.job import Lane
 from fp4dse.tasks.task import Task
+from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
 
 FIRST_SEED, FIRST_FRESH = 1000, 2000
@@ -225,5 +225,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    with torch_threads(1):
+        main()

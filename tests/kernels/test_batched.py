@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fp4dse.kernels.gemm import GEMMS
 from fp4dse.kernels.ops import products as batched
+from fp4dse.tasks.threads import torch_threads
 
 SHAPES = [
     *itertools.product((1, 3, 7, 16, 33, 64), (1, 5, 10, 24, 63), (1, 9, 16, 50, 127, 256)),
@@ -44,15 +45,11 @@ def differing(run, a, b, lanes=LANES):
 @pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
 @pytest.mark.parametrize("name", ["fp32", "bf16-rounded"])
 def test_a_product_has_the_same_bits_in_any_company(name, columns, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         for rows, wide, k in SHAPES[:: 3 if (name, threads) == ("fp32", 1) else 11]:
             lanes = 64 if k < 1024 else 16
             a, b = laid(operand(lanes, rows, k), columns[0]), laid(operand(lanes, wide, k, seed=1), columns[1])
             assert differing(GEMMS[name].run, a, b, [n for n in LANES if n <= lanes]) == 0, (rows, wide, k)
-    finally:
-        torch.set_num_threads(before)
 
 
 @given(*[st.integers(1, 70)] * 2, st.integers(1, 300), st.booleans(), st.booleans(), st.sampled_from([2, 3, 9]))
