@@ -95,15 +95,17 @@ def surroundings(tree: Path) -> dict[str, str]:
 
 def drive(stages: Path, at: Path, device: str, end: float) -> None:
     """Run all chains side by side until they, or the time, are over."""
-    file = tomllib.loads(stages.read_text())
-    draw_texts(file.get("texts", []))
-    (at / "logs").mkdir(exist_ok=True)
-    chains = [threading.Thread(target=run_chain, args=(chain, at, device, end)) for chain in file["chain"]]
-    for chain in chains:
-        chain.start()
-    for chain in chains:
-        chain.join()
-    (at / "ended").touch()
+    try:
+        file = tomllib.loads(stages.read_text())
+        draw_texts(file.get("texts", []))
+        (at / "logs").mkdir(exist_ok=True)
+        chains = [threading.Thread(target=run_chain, args=(chain, at, device, end)) for chain in file["chain"]]
+        for chain in chains:
+            chain.start()
+        for chain in chains:
+            chain.join()
+    finally:
+        (at / "ended").touch()
 
 
 def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
