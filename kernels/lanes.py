@@ -340,13 +340,17 @@ class LaneNumerics:
         stage, use = self._stage("fprop", layer), self.use(layer)
         rotation = stage.draw_rotation(use)
         stage.choose(x, w, use, (2, 2))
-        qx = stage.operand("x", x, replace(use, save=save[0], clip=self._bounds("x", layer)), rotation)
+        is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
+        copies = copy_x and "wgrad" in self.requantized and not is_made_again
+        packs = copies and self.packed and self.why_not_packed(layer) is None
+        use_x = replace(use, save=save[0], keeping=packs, clip=self._bounds("x", layer))
+        qx = stage.operand("x", x, use_x, rotation)
         qw = stage.operand("w", w, replace(use, save=save[1], clip=self._bounds("w", layer)), rotation)
         back_x: Tensor | Stored = x
-        is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
-        if copy_x and "wgrad" in self.requantized and not is_made_again:
-            packs = self.packed and self.why_not_packed(layer) is None
-            back_x = stored(qx.terms[0], stage.slots["x"].each) if packs else qx.restored(rotation, x.shape[2])
+        if packs:
+            back_x = qx.stored or stored(qx.terms[0], stage.slots["x"].each)
+        elif copies:
+            back_x = qx.restored(rotation, x.shape[2])
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
         return Forward(stage.multiply(qx, qw, self.filled), back_x, back_w, qx.saved, qw.saved)
 
@@ -355,12 +359,11 @@ class LaneNumerics:
         does."""
         if "wgrad" not in self.requantized:
             return "wgrad.source: found input; accepted: forward"
-        if by_device(self.seeds.device, cpu=False, cuda=True):
-            return f"device: found {self.seeds.device}; accepted: cpu"
         stage = self.quantized["fprop"] if layer is None else self._stage("fprop", layer)
         if stage.choice is not None:
             return "fprop.channels: accepted: none"
-        return stage.slots["x"].why_not_stored()
+        slot = stage.slots["x"]
+        return slot.why_not_stored() or by_device(self.seeds.device, cpu=None, cuda=slot.why_not_codes)
 
     def restored_x(self, layer: int, x: Stored, length: int) -> Tensor:
         """The x that backward products are computed from, float32 [L, M, length], of the one that `forward` stored."""

@@ -23,7 +23,7 @@ from fp4dse.kernels.ops.philox import many_signs
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
-from fp4dse.kernels.quant.operand.paths import encode, quantized, why_not_whole
+from fp4dse.kernels.quant.operand.paths import encode, kept, quantized, why_not_whole
 from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec.blocks import pad
@@ -117,10 +117,15 @@ class Scaled(Slot):
         super().__init__(quantizers)
         self.quantizers = quantizers
         self.each = quantizers.each if type(self) is Scaled else ()  # others take parts off, or make several
+        self.why_not_codes = quantizers.why_not_codes if element_format(quantizers.first.element).bits == 4 else None
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         if why_not_whole(self.quantizers, use):
             x = x.to(torch.float32)
+        if use.keeping:
+            x = use.contracted_last(x)
+            term, codes = kept(self.quantizers, x, replace(use, dim=2))
+            return Operand([term._replace(values=laid_out(term.values, use.dim))], x, stored=codes)
         term = quantized(self.quantizers, x, use)
         return Operand([term._replace(values=laid_out(term.values, use.dim))], use.contracted_last(x))
 
