@@ -66,8 +66,8 @@ def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:
 
 
 def kept(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, Stored]:
-    """`quantized` of x [L, R, C], contracted last, and its codes: by the kernel that writes them, where it takes x, with
-    the same random bits; else found from what was decoded."""
+    """`quantized` of x [L, R, C], contracted last, and its codes: written by a kernel with the same random bits, where
+    it takes x; else found from what was decoded."""
     if of.why_not_codes or first_path(of, x, use) != "whole":
         term = quantized(of, x, use)
         return term, stored(term, of.each)

@@ -40,8 +40,7 @@ class Slot(ABC):
     lsq              1/sqrt(largest element), [L, 1], zero in lanes whose bound has not LSQ's gradient; None: in all
     learns_clip      the layer clamps the operand to a bound that is trained (kernels/learned.py)
     each             canonical quantizers, one a lane, of a slot whose operands are of one term alone, else empty
-    why_not_codes    why codes of 4 bits are found from what was decoded, not written by a kernel; None: they are not of 4
-                     bits, or a kernel writes them
+    why_not_codes    why codes of 4 bits are found from what was decoded; None: a kernel writes them, or they have more
     why_not_fused    why the reference quantizes although the backend has kernels, else None
     why_not_through  why gradients pass through the reference although the backend has a kernel for them, else None
     """
