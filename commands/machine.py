@@ -155,6 +155,25 @@ def bench_experts(only: Only = [], device: Device = "cuda", as_json: AsJson = Fa
     raise typer.Exit(int(wrong))
 
 
+@bench_app.command("exchange", epilog="Example: fp4dse bench exchange --device cuda --ranks 2")
+def bench_exchange(
+    ranks: Annotated[int, typer.Option(help="Processes, on a GPU each where the device is one.", min=1)] = 2,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a layer of experts on several ranks beside one: its bits, its all-to-alls, its memory.
+
+    Exit code 1 if a bit differs.
+    """
+    from fp4dse.tasks import check_device
+    from fp4dse.tasks.bench.exchange import bench
+
+    check_device(device)
+    rows = [row._asdict() for row in bench(device, ranks)]
+    print_rows(["what", "value", "unit", "note"], rows, as_json)
+    raise typer.Exit(int(any(row["value"] for row in rows if row["unit"] == "wrong")))
+
+
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")
 def bench_sweep(
     only: Only = [],  # noqa: B006

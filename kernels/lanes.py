@@ -26,8 +26,8 @@ from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
-from fp4dse.kernels.quant.operand.records import Journal, Operand, Saved, Use
-from fp4dse.kernels.quant.operand.stored import Stored, restored, stored
+from fp4dse.kernels.quant.operand.records import Journal, Operand, Saved, Stored, Use
+from fp4dse.kernels.quant.operand.stored import restored, stored
 from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, but_weights, make_stages
 

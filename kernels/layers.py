@@ -17,7 +17,7 @@ from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
-from fp4dse.kernels.quant.operand.stored import Stored
+from fp4dse.kernels.quant.operand.records import Stored
 
 ANYWHERE = Place()
 

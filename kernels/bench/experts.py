@@ -58,16 +58,17 @@ class Row(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Of one shape: float32 a [G, room, K], zeros after the first `count` rows, b [G, N, K]; count int64 [G]."""
+    """Of one shape: float32 a [G, room, K], zeros after the first `filled` rows, b [G, N, K]; filled: int64
+    [G]."""
 
     a: Tensor
     b: Tensor
-    count: Tensor
+    filled: Tensor
 
     def flat(self) -> tuple[Tensor, Tensor]:
         """The tokens of all groups one after the other, [M, K], and where each group ends, int32 [G]."""
-        rows = [a[:n] for a, n in zip(self.a, self.count.tolist(), strict=True)]
-        return torch.cat(rows), self.count.cumsum(0).to(torch.int32)
+        rows = [a[:n] for a, n in zip(self.a, self.filled.tolist(), strict=True)]
+        return torch.cat(rows), self.filled.cumsum(0).to(torch.int32)
 
 
 def bench(device: str, only: Sequence[str] = (), shapes: Sequence[Shape] = SHAPES) -> Iterator[Row]:
@@ -78,18 +79,18 @@ def bench(device: str, only: Sequence[str] = (), shapes: Sequence[Shape] = SHAPE
     if reason := why_not_fused(device):
         raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
     with torch.cuda.device(device):
-        yield from _rows(only, shapes)
+        yield from _rows(device, only, shapes)
 
 
-def _rows(only: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Row]:
+def _rows(device: str, only: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Row]:
     found = False
     for shape in shapes:
         wanted = {way: f"{shape.what}: {way}" for way in WAYS if named(f"{shape.what}: {way}", only)}
         found = found or bool(wanted)
         if not wanted:
             continue
-        of, tokens = operands(shape), shape.groups * shape.share
-        exact = torch.cat([a[:n] @ b.T for a, b, n in zip(of.a, of.b, of.count.tolist(), strict=True)])
+        of, tokens = operands(shape, device), shape.groups * shape.share
+        exact = torch.cat([a[:n] @ b.T for a, b, n in zip(of.a, of.b, of.filled.tolist(), strict=True)])
         fp8_us = _measured(WAYS["torch, FP8"], of, exact)[0]
         for way, what in wanted.items():
             us, wrong, note = _measured(WAYS[way], of, exact)
@@ -99,7 +100,7 @@ def _rows(only: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Row]:
         raise ConfigError("--only", ", ".join(only), "a part of the name of a row, such as fp8")
 
 
-def operands(shape: Shape, device: str = "cuda") -> Operands:
+def operands(shape: Shape, device: str) -> Operands:
     """Integers from -2 to 2. Every two groups have two shares."""
     g = torch.Generator(device).manual_seed(0)
     more = torch.randint(shape.share // 2 + 1, (shape.groups // 2,), generator=g, device=device)
@@ -116,14 +117,19 @@ is exact."""
 
 
 def _ours(of: Operands) -> tuple[Callable[[], Tensor], bool]:
-    a, b, filled = of.a.bfloat16(), of.b.bfloat16(), Filled(of.count, False)
+    a, b, filled = of.a.bfloat16(), of.b.bfloat16(), Filled(of.filled, False)
     return lambda: product(GEMMS["bf16-exact"], (a, b), (None, None), filled), True
 
 
 def _ours_fp8(of: Operands) -> tuple[Callable[[], Tensor], bool]:
-    a, b, filled = of.a.bfloat16(), of.b.bfloat16(), Filled(of.count, False)
-    along = tuple(torch.ones(*x.shape[:2], x.shape[2] // SEGMENT, device=x.device) for x in (a, b))
+    a, b, filled = of.a.bfloat16(), of.b.bfloat16(), Filled(of.filled, False)
+    along = _ones(a), _ones(b)
     return lambda: product(GEMMS["bf16-exact"], (a, b), along, filled), True
+
+
+def _ones(x: Tensor) -> Tensor:
+    """A factor for each segment of the rows of x."""
+    return torch.ones(*x.shape[:2], x.shape[2] // SEGMENT, device=x.device)
 
 
 def _torch_bf16(of: Operands) -> tuple[Callable[[], Tensor], bool]:
@@ -159,7 +165,7 @@ def _measured(way: Way, of: Operands, exact: Tensor) -> tuple[float | None, int 
     except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
         return None, None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
     if got.ndim == 3:
-        got = torch.cat([rows[:n] for rows, n in zip(got, of.count.tolist(), strict=True)])
+        got = torch.cat([rows[:n] for rows, n in zip(got, of.filled.tolist(), strict=True)])
     bound = 0.0 if is_exact else float(exact.abs().max()) / 64
     wrong = int(((got.float() - exact).abs() > bound).sum())
     del got

@@ -38,8 +38,8 @@ from fp4dse.dse.rounding import Nearest
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.quant.backend import backend
 from fp4dse.kernels.quant.operand.kinds import slot_of
-from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.quant.operand.stored import Stored, restored, stored, why_not_stored
+from fp4dse.kernels.quant.operand.records import Stored, Use
+from fp4dse.kernels.quant.operand.stored import restored, stored, why_not_stored
 
 Swap = Callable[[Tensor, list[int], list[int]], Callable[[], Tensor]]
 """(rows uint8 [S, B], ordered by the rank that they go to; how many go to each rank; how many come from each) -> a
@@ -324,7 +324,7 @@ def _stored(rows: Tensor, q: Quantizer) -> Stored:
     q, device = q.canonical(), rows.device
     slot = slot_of([q], 0, device, backend(str(device)))
     nothing = torch.zeros((), dtype=torch.int64, device=device)
-    use = Use(nothing[None], nothing, 0, training=False, length=rows.shape[1])
+    use = Use(nothing[None], nothing, 0, training=False, length=rows.shape[1], keeping=True)
     padded = F.pad(rows.to(torch.float32), (0, -rows.shape[1] % slot.unit))
-    [term] = slot.quantize(padded[None], use).terms
-    return stored(term, [q])
+    operand = slot.quantize(padded[None], use)
+    return operand.stored or stored(operand.terms[0], [q])

@@ -14,6 +14,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _filled_kernel(out_ptr, count, TILE: tl.constexpr):
 
 
 @triton.jit
-def _columns_kernel(
+def _columns_kernel(  # noqa: PLR0913
     codes_ptr,
     scales_ptr,
     table_ptr,
@@ -169,6 +170,14 @@ def compile_it(how: dict[str, Any]) -> str:
     return ""
 
 
+def _fill(out: Tensor, tile: int, warps: int) -> None:
+    _filled_kernel[(triton.cdiv(len(out), tile),)](out, len(out), tile, num_warps=warps)
+
+
+def _widen(words: Tensor, out: Tensor, tile: int, warps: int) -> None:
+    _widened_kernel[(triton.cdiv(len(words), tile),)](words, out, len(words), tile, num_warps=warps)
+
+
 def timed(call: Callable[[], object]) -> float:
     """Median µs of a call."""
     return median_us(graph(call)) / CALLS
@@ -184,17 +193,13 @@ def main() -> int:
     nbytes = codes.nbytes + scales.nbytes + written
     copy = copy_us(torch.empty(nbytes // 2, dtype=torch.uint8, device="cuda"))
     print(torch.cuda.get_device_name(), f"copy of {nbytes / 1e6:.1f} MB, half read: {copy:.1f} us", flush=True)
-    words, out = (
-        codes.view(torch.int32).flatten(),
-        torch.empty(wanted.values.nbytes // 4, dtype=torch.int32, device="cuda"),
-    )
-    flat = torch.empty(written // 4, dtype=torch.int32, device="cuda")
+    words = codes.view(torch.int32).flatten()
+    out = words.new_empty(2 * len(words))
+    flat = words.new_empty(written // 4)
     print(f"fill of {written / 1e6:.1f} MB: torch {timed(lambda: flat.fill_(7)):.1f} us")
     for tile, warps in itertools.product((512, 1024, 4096), (1, 4)):
-        fill = timed(lambda: _filled_kernel[(triton.cdiv(len(flat), tile),)](flat, len(flat), tile, num_warps=warps))
-        widened = timed(
-            lambda: _widened_kernel[(triton.cdiv(len(words), tile),)](words, out, len(words), tile, num_warps=warps)
-        )
+        fill = timed(partial(_fill, flat, tile, warps))
+        widened = timed(partial(_widen, words, out, tile, warps))
         print(f"tile {tile}, warps {warps}: fill {fill:.1f} us, read a word and write two {widened:.1f} us", flush=True)
     now = timed(lambda: ours.columns_to_fp8(codes, scales))
     print(f"in use: {now:.1f} us, {copy / now:.2f} of a copy; rows: {timed(lambda: ours.to_fp8(codes, scales)):.1f} us")
@@ -207,7 +212,7 @@ def main() -> int:
         pairs = zip(got, wanted, strict=True)
         bad = sum(int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs)
         wrong += bad > 0
-        us = timed(lambda: columns(codes, scales, how))
+        us = timed(partial(columns, codes, scales, how))
         print(f"{name(how)}: {us:.1f} us, {copy / us:.2f} of a copy, {bad} wrong", flush=True)
     return int(wrong > 0)
 
