@@ -149,7 +149,10 @@ def _of_rank(rank: int, ranks: int, device: str, sizes: Sizes, folder: str) -> N
     """One of the processes: its rows go to a file."""
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast
     device = by_device(device, cpu=device, cuda=f"cuda:{rank}")
-    by_device(device, cpu=lambda: torch.set_num_threads(1), cuda=lambda: torch.cuda.set_device(rank))()
+    if by_device(device, cpu=False, cuda=True):
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
     where, backend = f"file://{folder}/store", by_device(device, cpu="gloo", cuda="nccl")
     dist.init_process_group(backend, where, rank=rank, world_size=ranks)
     try:
