@@ -121,7 +121,7 @@ class Layer:
         return whole + shared
 
     def of_shared(self, x: Tensor) -> Tensor:
-        """What every token has."""
+        """The part of the output that every token has."""
         y: Tensor = self.shared["down"](silu(self.shared["up"](x)))
         return y
 

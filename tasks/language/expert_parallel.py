@@ -224,7 +224,7 @@ class _Way(NamedTuple):
 _TO_EXPERTS = _Way("forward dispatch", "x", True), _Way("backward combine", "gradients", False)
 _TO_TOKENS = _Way("forward combine", "results", False), _Way("backward dispatch", "g", True)
 Passage = tuple[Tensor, _Passage]
-"""What is under way, behind a tensor without numbers that ties its two ends."""
+"""Rows that are under way, behind a tensor without numbers that ties the two ends."""
 
 
 class _Begin(Function):
