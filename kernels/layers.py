@@ -67,7 +67,8 @@ class _QuantLinear(Function):
                 if ctx.needs_forward_x:
                     x, saved_x = numerics.requantize_x(layer, x)
             if ctx.needs_input_grad[1]:
-                dw = numerics.backward("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), saved_w)  # [L, N, K]
+                dw = numerics.gemm("wgrad", layer, g, 1, x, 1)[:, :, : w.shape[2]]  # of codes also what pads x
+                dw = numerics.backward("w", layer, dw, saved_w)  # [L, N, K]
             x = None  # columns take much, and so do their gradients
             if ctx.needs_input_grad[0]:
                 dx = numerics.backward("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), saved_x)

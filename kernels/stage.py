@@ -29,9 +29,9 @@ from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
-from fp4dse.kernels.quant.operand.kinds import Repeated, Spectral, make_slot, slot_of
+from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Spectral, make_slot, slot_of
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
-from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Use
+from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.channels import by_errors, by_score, in_order, put_back
@@ -82,8 +82,13 @@ class Stage(msgspec.Struct):
         errors = (self._error(name, x.detach(), replace(use, dim=dim)) for name, x, dim in operands)
         self.choice.of_forward(lambda: by_errors(*errors), use)
 
-    def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
-        """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`."""
+    def operand(self, name: str, x: Tensor | Stored, use: Use, rotation: Rotation | None) -> Operand:
+        """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`; or converted from codes."""
+        if isinstance(x, Stored):
+            slot, gemm = self.slots[name], GEMMS[self.gemm]
+            assert isinstance(slot, Converted)
+            operand = slot.convert(x, replace(use, dtype=torch.float32 if gemm.whole else gemm.operand))
+            return operand.whole() if gemm.whole else operand
         if self.choice is None:
             return self._operand(name, x, use, rotation)
         if self.choice.channels.by == "error":

@@ -20,6 +20,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.lanes import Forward
+from fp4dse.kernels.quant.operand.records import Stored
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine.population import Population
@@ -61,7 +62,7 @@ class Scoring(LaneNumerics):
                 self._errors[product, layer] = taken - of.to(torch.float32)
         return super().forward(layer, x, w, save, copy_x)
 
-    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
+    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor | Stored, b_dim: int) -> Tensor:
         gradient = super().gemm(stage, layer, a, a_dim, b, b_dim)
         error = self._errors.pop((stage, layer), None)
         if error is not None:

@@ -8,6 +8,7 @@
     Repeated    a Scaled of the operand, and one of its error in some channels
     Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart
     Spectral    a Scaled of the operand without its largest singular components, whose vectors are quantized apart
+    Converted   a Scaled that may take the forward pass's codes as they are
     Estimated   a Scaled whose gradient does not pass straight through
 
 `kinds.make_slot` chooses the kind, once. All lanes of a slot have one kind and one layout (`Quantizer.layout`).

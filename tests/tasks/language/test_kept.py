@@ -93,6 +93,7 @@ PACKED = {
     "nvfp4, rotated": with_more("nvfp4-sr-rht", **FROM_FORWARD),
     "held maxima": replace(forward("held", 2), wgrad=replace(forward("held").wgrad, source="forward")),
     "tiles": Recipe.named("tetrajet"),
+    "converted": with_more("hopper-moe-fp4", wgrad={"g": "fp8-1x128", "x": "fp8-1x128", "source": "converted"}),
 }
 """Weight gradients of the forward pass's copy."""
 
