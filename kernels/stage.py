@@ -84,11 +84,15 @@ class Stage(msgspec.Struct):
 
     def operand(self, name: str, x: Tensor | Stored, use: Use, rotation: Rotation | None) -> Operand:
         """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`; or converted from codes."""
-        if isinstance(x, Stored):
-            slot, gemm = self.slots[name], GEMMS[self.gemm]
-            assert isinstance(slot, Converted)
-            operand = slot.convert(x, replace(use, dtype=torch.float32 if gemm.whole else gemm.operand))
-            return operand.whole() if gemm.whole else operand
+        if isinstance(x, Tensor):
+            return self._quantized(name, x, use, rotation)
+        slot, gemm = self.slots[name], GEMMS[self.gemm]
+        assert isinstance(slot, Converted)
+        operand = slot.convert(x, replace(use, dtype=torch.float32 if gemm.whole else gemm.operand))
+        return operand.whole() if gemm.whole else operand
+
+    def _quantized(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
+        """The operand of all channels, each as it is to be treated."""
         if self.choice is None:
             return self._operand(name, x, use, rotation)
         if self.choice.channels.by == "error":
