@@ -17,7 +17,7 @@ from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
-from fp4dse.kernels.quant.operand.stored import Stored
+from fp4dse.kernels.quant.operand.records import Stored
 
 ANYWHERE = Place()
 
@@ -71,7 +71,8 @@ class _QuantLinear(Function):
                 if ctx.needs_forward_x:
                     x, saved_x = numerics.requantize_x(layer, x)
             if ctx.needs_input_grad[1]:
-                dw = numerics.backward("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), saved_w)  # [L, N, K]
+                dw = numerics.gemm("wgrad", layer, g, 1, x, 1)[:, :, : w.shape[2]]  # of codes also what pads x
+                dw = numerics.backward("w", layer, dw, saved_w)  # [L, N, K]
             x = None  # columns take much, and so do their gradients
             if ctx.needs_input_grad[0]:
                 dtype = torch.float32 if ctx.window or saved_x else ctx.dtype

@@ -30,9 +30,9 @@ from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
-from fp4dse.kernels.quant.operand.kinds import Repeated, Spectral, make_slot, slot_of
+from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Spectral, make_slot, slot_of
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
-from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Term, Use
+from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.channels import by_errors, by_score, in_order, put_back
@@ -83,8 +83,17 @@ class Stage(msgspec.Struct):
         errors = (self._error(name, x.detach(), replace(use, dim=dim)) for name, x, dim in operands)
         self.choice.of_forward(lambda: by_errors(*errors), use)
 
-    def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
-        """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`."""
+    def operand(self, name: str, x: Tensor | Stored, use: Use, rotation: Rotation | None) -> Operand:
+        """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`; or converted from codes."""
+        if isinstance(x, Tensor):
+            return self._quantized(name, x, use, rotation)
+        slot, gemm = self.slots[name], GEMMS[self.gemm]
+        assert isinstance(slot, Converted)
+        operand = slot.convert(x, replace(use, dtype=torch.float32 if gemm.whole else gemm.operand))
+        return operand.whole() if gemm.whole else operand
+
+    def _quantized(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
+        """The operand of all channels, each as it is to be treated."""
         if self.choice is None:
             return self._operand(name, x, use, rotation)
         if self.choice.channels.by == "error":

@@ -20,6 +20,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.lanes import Forward
+from fp4dse.kernels.quant.operand.records import Stored
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine.population import Population
@@ -77,7 +78,7 @@ class Scoring(LaneNumerics):
         layer: int,
         a: Tensor,
         a_dim: int,
-        b: Tensor,
+        b: Tensor | Stored,
         b_dim: int,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
