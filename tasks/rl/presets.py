@@ -23,7 +23,7 @@ from fp4dse.tasks.rl.experience import Plan, Rollouts
 from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, token_loss
 from fp4dse.tasks.task import Problem, Task
 
-REV = 3
+REV = 4
 replace = msgspec.structs.replace
 
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics, QuantLinear, lane_sum
-from fp4dse.kernels.layers import product
 from fp4dse.kernels.ops import elementary, philox
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.embedding import embedding
@@ -81,7 +80,7 @@ class CachedDecoder:
 
     def _product(self, layer: QuantLinear, x: Tensor, name: str = "") -> Tensor:
         rows = x.reshape(len(x), -1, x.shape[-1])
-        y = product(rows, self.changed.get(name, layer.weight), layer.bias, self.numerics, layer.layer)
+        y = layer.product(rows, numerics=self.numerics, weight=self.changed.get(name))
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _attention(self, block: int, q: Tensor, k: Tensor, v: Tensor, at: int) -> Tensor:
