@@ -193,10 +193,17 @@ class QuantLinear(nn.Module):
         y = self.product(rows)
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def product(self, x: Tensor, window: Window | None = None, numerics: LaneNumerics | None = None) -> Tensor:
-        """`product` with the whole weight, also that in factors. numerics: the layer's own, unless others are given."""
+    def product(
+        self,
+        x: Tensor,
+        window: Window | None = None,
+        numerics: LaneNumerics | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """`product` with the whole weight, also that in factors. numerics, weight (without the part in factors): the
+        layer's own, unless others are given."""
         numerics = numerics or self.numerics
-        y = product(x, self.weight, self.bias, numerics, self.layer, window)
+        y = product(x, self.weight if weight is None else weight, self.bias, numerics, self.layer, window)
         if self.factors is None:
             return y
         first, second = layers_of_factors(self.layer)

@@ -463,6 +463,7 @@ WITH_MORE = {
     "commands/train.py:confirm": "a command: each parameter is an option of it",
     "commands/layers.py:sensitivity": "a command: each parameter is an option of it",
     "commands/diagnosis.py:diagnose": "a command: each parameter is an option of it",
+    "commands/weights.py:fit": "a command: each parameter is an option of it",
     "kernels/quant/triton/operators.py:_operand": _OPERATOR,
     "kernels/quant/triton/operators.py:_packed": _OPERATOR,
     "kernels/quant/triton/operators.py:_both": _OPERATOR,

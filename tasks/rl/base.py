@@ -22,6 +22,7 @@ from torch import Tensor
 from fp4dse.kernels.ops.philox import STREAMS, random32
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.language.experts import with_balance
 from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
 from fp4dse.tasks.rl.grpo import log_probability
 from fp4dse.tasks.start.base_weights import base_weights
@@ -58,7 +59,7 @@ def lessons_task(chains: Chains, shape: Shape, lessons: Lessons) -> Task:
         problem=partial(_problem, chains, shape, lessons),
         prepare=_prepare,
         model=partial(Decoder, shape),
-        loss=partial(_loss, chains),
+        loss=partial(_balanced_loss if shape.experts else _loss, chains),
         digest_of=lambda: hashlib.sha256(described).hexdigest()[:16],
         steps=lessons.steps,
         batch=lessons.batch,
@@ -117,3 +118,8 @@ def _prepare(x: Tensor, y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
 def _loss(chains: Chains, out: tuple[Tensor, Tensor], answers: Tensor) -> Tensor:
     """-log p of the tokens up to the end, [L, B, T]."""
     return torch.where(chains.is_part(answers), -log_probability(out[0], answers), 0.0)
+
+
+def _balanced_loss(chains: Chains, out: tuple[Tensor, Tensor], answers: Tensor) -> Tensor:
+    """The same with the weighted balance loss of experts, [L, B·T, 1]."""
+    return with_balance(_loss(chains, out, answers), out[1])

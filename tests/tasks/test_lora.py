@@ -158,6 +158,7 @@ def test_a_policy_learns_by_its_adapters_alone():
     before = {name: p.detach().clone() for name, p in population.model.named_parameters()}
     for step in range(task.steps):
         population.train_step(step)
+        assert population.experience.recorded["mismatch_kl"] < 1e-6, "answers are drawn by the policy that learns"
     moved = {name for name, p in population.model.named_parameters() if not torch.equal(before[name], p)}
     assert moved
     assert all(map(is_factor, moved))
