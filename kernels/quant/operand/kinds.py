@@ -243,17 +243,15 @@ class Residual(Slot):
     def __init__(self, scaled: Scaled, residuals: Sequence[SecondQuantizer], device: torch.device) -> None:
         super().__init__(scaled.quantizers)
         self.scaled = scaled
-        self.alphas = torch.tensor([r.alpha for r in residuals], device=device)[:, None]
+        self.alphas = torch.tensor([r.alpha for r in residuals], device=device)
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         operand = self.scaled.quantize(x.to(torch.float32), use)
         error = operand.raw - operand.decoded()
         [second] = self.scaled.quantize(error, replace(use, dim=2, term=1)).terms
         factor = self.alphas
-        if second.factor is not None and second.factor.ndim == 3:
-            factor = second.factor * self.alphas[:, :, None]
-        elif second.factor is not None:
-            factor = second.factor.view(len(error), -1) * self.alphas
+        if second.factor is not None:
+            factor = second.factor * self.alphas.view(-1, *[1] * (second.factor.ndim - 1))
         return operand._replace(terms=[*operand.terms, Term(second.values, factor)])
 
 
