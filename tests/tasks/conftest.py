@@ -1,0 +1,12 @@
+"""What all tests of tasks share."""
+
+import pytest
+
+from fp4dse.tasks.language import presets
+
+
+@pytest.fixture(autouse=True)
+def little_is_held_out(monkeypatch):
+    """Of text two batches, not sixteen: they are read three times after each training, which takes most of one of few
+    steps."""
+    monkeypatch.setattr(presets, "EVAL_PASSES", 2)
