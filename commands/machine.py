@@ -122,14 +122,56 @@ def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False
 @bench_app.command("kept", epilog="Example: fp4dse bench kept 10M-256+bf16")
 def bench_kept(
     preset: Annotated[str, typer.Argument(help="A preset of language, with +bf16 or without.")] = "10M-256+bf16",
+    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4."""
+    """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4.
+
+    On a GPU also the peak memory of a training of two lanes.
+    """
+    from fp4dse.tasks import check_device
     from fp4dse.tasks.bench.kept import bench
 
-    columns = ["what", "bytes_per_token_and_block", "of_bf16", "of_fp8"]
-    rows = [{name: getattr(row, name) for name in columns} for row in bench(preset)]
+    check_device(device)
+    columns = ["what", "bytes_per_token_and_block", "of_bf16", "of_fp8", "peak_mib", "note"]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(preset, device)]
     print_rows(columns, rows, as_json)
+
+
+@bench_app.command("experts", epilog="Example: fp4dse bench experts --only fp8 --device cuda")
+def bench_experts(only: Only = [], device: Device = "cuda", as_json: AsJson = False) -> None:  # noqa: B006
+    """Time products of experts in one launch beside torch's in BF16 and FP8; exit code 1 if one is wrong."""
+    from fp4dse.kernels.bench.experts import bench
+    from fp4dse.tasks import check_device
+
+    check_device(device)
+    wrong = False
+    columns = ["what", "time_us", "tflops", "of_torch_fp8", "wrong", "note"]
+    rows = []
+    for row in bench(device, only):
+        wrong = wrong or bool(row.wrong)
+        rows.append({name: getattr(row, name) for name in columns})
+    print_rows(columns, rows, as_json)
+    raise typer.Exit(int(wrong))
+
+
+@bench_app.command("exchange", epilog="Example: fp4dse bench exchange --device cuda --ranks 2")
+def bench_exchange(
+    ranks: Annotated[int, typer.Option(help="Processes, on a GPU each where the device is one.", min=1)] = 2,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a layer of experts on several ranks beside one: its bits, its all-to-alls, its memory.
+
+    Exit code 1 if a bit differs.
+    """
+    from fp4dse.tasks import check_device
+    from fp4dse.tasks.bench.exchange import bench
+
+    check_device(device)
+    rows = [row._asdict() for row in bench(device, ranks)]
+    print_rows(["what", "value", "unit", "note"], rows, as_json)
+    raise typer.Exit(int(any(row["value"] for row in rows if row["unit"] == "wrong")))
 
 
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")

@@ -34,8 +34,8 @@ from fp4dse.dse.stages import (
     Dgrad,
     Fprop,
     Hadamard,
-    Source,
     Wgrad,
+    XSource,
     grouped,
     rotation_name,
     with_exceptions,
@@ -66,6 +66,8 @@ def serves_recipes(function: Function) -> Function:
     return function
 
 
+_FROM = {"forward": "from forward", "converted": "converted from forward"}
+"""Source of an operand -> words for it."""
 _SLOT: dict[str, Callable[[Recipe], Quantizer]] = {slot: operator.attrgetter(slot) for slot in SLOTS}
 
 GemmChoice = Literal["exact", "bf16-rounded", "fp8-exact"]
@@ -112,10 +114,14 @@ class Recipe(Part, frozen=True):
         rotation: Hadamard | None = getattr(self, stage).rotation
         return rotation
 
-    def source(self, stage: str) -> Source:
+    def source(self, stage: str) -> XSource:
         """Of the operand that stage `dgrad` or `wgrad` shares with the forward pass."""
-        source: Source = getattr(self, stage).source
+        source: XSource = getattr(self, stage).source
         return source
+
+    def copies(self, stage: str) -> bool:
+        """True if that operand is made from the forward's quantized copy."""
+        return self.source(stage) != "master"
 
     def changed(self, rule: LayerRule) -> Recipe:
         """The recipe of a layer with what a rule changes, without rules of its own."""
@@ -266,7 +272,7 @@ class Recipe(Part, frozen=True):
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += grouped({stage: rotation_name(of) if (of := r.rotation(stage)) else "" for stage in STAGES})
         words += [f"channels {channels_name(r.fprop.channels)}"] if r.fprop.channels else []
-        words += grouped({slot: "from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"})
+        words += grouped({slot: _FROM[r.source(stage)] for stage, slot in SHARED.items() if r.copies(stage)})
         passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).phrase())}
         both = r.estimator.x == r.estimator.w
         words += [f"{x} {text}" for x, text in ({"forward": passages["x"]} if both and passages else passages).items()]

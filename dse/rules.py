@@ -12,10 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fp4dse.dse.attention import ATTENTION_SLOTS
 from fp4dse.dse.channel_rules import choice_fault, forward_fault, product_fault, wgrad_fault
-from fp4dse.dse.channels import Held
+from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
@@ -24,8 +25,9 @@ from fp4dse.dse.layers.rule import check_rules
 from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, outlier_words
 from fp4dse.dse.quantizer import Quantizer, block_name, tile
 from fp4dse.dse.quantizer_rules import quantizer_faults
+from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.rounding import Ema, rounding_name, samples_of
+from fp4dse.dse.rounding import Ema, Nearest, rounding_name, samples_of
 from fp4dse.dse.scale import FloatScale, One, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 from fp4dse.dse.training import SGD, AdamW
@@ -306,6 +308,27 @@ def _channel_format(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _conversion(r: Recipe) -> ConfigError | None:
+    """Codes of MXFP4 become FP8 by exponents alone where nothing but the quantizer stands between x and them."""
+    if r.wgrad.source != "converted":
+        return None
+    x, beside = r.fprop.x, "with wgrad.source converted"
+    if replace(x, rounding=Nearest()).canonical() != QUANTIZERS["mxfp4"].canonical() or samples_of(x.rounding) > 1:
+        return ConfigError("fprop.x", x.label(), f"mxfp4, rounded to nearest or by chance ({beside})")
+    if r.wgrad.x != QUANTIZERS["fp8-1x128"].canonical():
+        return ConfigError("wgrad.x", r.wgrad.x.label(), f"fp8-1x128 ({beside})")
+    for stage in ("fprop", "wgrad"):
+        if (rotation := r.rotation(stage)) is not None:
+            return ConfigError(f"{stage}.rotation", rotation_name(rotation), f"none ({beside})")
+    if r.fprop.channels is not None:
+        return ConfigError("fprop.channels", channels_name(r.fprop.channels), f"none ({beside})")
+    if r.wgrad.g.outliers is not None:
+        return ConfigError("wgrad.g.outliers", outlier_words(r.wgrad.g.outliers), f"none ({beside})")
+    if r.estimator.x != Through():
+        return ConfigError("estimator.x", r.estimator.x.label(), f"ste ({beside})")
+    return None
+
+
 View = tuple[str, ...]
 """Fields of a recipe that a rule looks at together."""
 
@@ -332,6 +355,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "channels-in-a-format": ((("fprop",),), _channel_format),
     "layers": ((), _layers),
     "attention": ((("attention",),), _attention),
+    "conversion-of-codes": ((("fprop", "estimator", "wgrad"),), _conversion),
     "fine-tuning": ((("fprop", "finish", "layers"),), _fine_tuning),
     "ramping-needs-adamw": ((("training",),), _ramping),
     "distill": ((("training",),), _distill),

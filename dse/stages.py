@@ -42,6 +42,10 @@ ROTATION_NAMES: dict[str, Hadamard | None] = {
 Source = Literal["master", "forward"]
 """The source of an operand of a backward product that the forward pass quantizes too: high precision, or
 re-quantized from the forward's quantized copy."""
+XSource = Literal["master", "forward", "converted"]
+"""Of x also `converted`: the forward's MXFP4 codes in FP8, by exponents alone (2603.02731). Elements are E2M1 · 2^j
+under a power of two for 128 tokens and 32 channels, rounded only where a block's scale is 2^15 or more below the
+largest."""
 
 
 class Fprop(Part, frozen=True):
@@ -68,7 +72,7 @@ class Wgrad(Part, frozen=True):
     g: Quantizer
     x: Quantizer
     rotation: Hadamard | None = None
-    source: Source = "master"
+    source: XSource = "master"
 
 
 STAGES: dict[str, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("g", "w"), "wgrad": ("g", "x")}

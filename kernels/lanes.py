@@ -24,10 +24,12 @@ from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.learned import Clips, Inside, clipped, learned_clips
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
+from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
-from fp4dse.kernels.quant.operand.records import Journal, Operand, Saved, Use
-from fp4dse.kernels.quant.operand.stored import Stored, restored, stored
+from fp4dse.kernels.quant.operand.kinds import Converted
+from fp4dse.kernels.quant.operand.records import Journal, Operand, Rotation, Saved, Stored, Use
+from fp4dse.kernels.quant.operand.stored import restored, stored
 from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, but_weights, make_stages
 
@@ -38,7 +40,7 @@ BASELINE = Recipe.named("bf16")
 class Forward(NamedTuple):
     """A forward product and what its backward products need.
 
-    y                 the product, float32 [L, M, N]
+    y                 the product with its bias, [L, M, N] of the numerics' dtype
     x, w              what the backward products are computed from, [L, M, K] and [L, N, K]; x may be stored as codes
     saved_x, saved_w  for `LaneNumerics.backward`; None where the gradient passes straight through
     """
@@ -127,7 +129,7 @@ class LaneNumerics:
         self.splits: dict[int, Split] = {}
         """Layer -> its groups, where not all lanes compute there as their recipes say of layers in general."""
         self.precise_stages: frozenset[str] = frozenset()
-        self.requantized = {stage for stage in SHARED if self.recipe.source(stage) == "forward"}
+        self.requantized = {stage for stage in SHARED if self.recipe.copies(stage)}
         self.backend: Backend = PLAIN if self.recipe.is_plain else backend(str(device))
         self.quantized = self.baseline = make_stages(self.recipes, self.recipe.gemm, device, self.backend)
         if any(recipe.slot(slot).element != "bf16" for recipe in self.recipes for slot in SLOTS):
@@ -321,49 +323,85 @@ class LaneNumerics:
             self.precise_stages = frozenset([*finish.stages, *(f"{stage}.w" for stage in finish.stages_but_weights)])
         return self.precise_stages
 
-    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
-        """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
+    def gemm(
+        self,
+        stage: str,
+        layer: int,
+        a: Tensor,
+        a_dim: int,
+        b: Tensor | Stored,
+        b_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S] of a
+        dtype.
 
-        a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
+        a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]; b also codes that are converted, with what
+        pads their rows. `layer` keys the random numbers.
         """
         of, use = self._stage(stage, layer), self.use(layer)
         rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
-        of.choose(a, b, use, (a_dim, b_dim))
+        if isinstance(b, Tensor):
+            of.choose(a, b, use, (a_dim, b_dim))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
-        return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation), self.filled)
+        qb = of.operand(second, b, replace(use, dim=b_dim), rotation)
+        return of.multiply(qa, qb, self.filled, Finish(dtype=dtype))
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
+        self,
+        layer: int,
+        x: Tensor,
+        w: Tensor,
+        save: tuple[bool, bool] = (False, False),
+        copy_x: bool = True,
+        b: Tensor | None = None,
     ) -> Forward:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. save: whether `backward` will be called for x, for w.
-        copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
+        """Y = X Wᵀ + b of x [L, M, K], w [L, N, K] and b [L, N] or None. save: whether `backward` will be called for x,
+        for w. copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
         stage, use = self._stage("fprop", layer), self.use(layer)
         rotation = stage.draw_rotation(use)
         stage.choose(x, w, use, (2, 2))
-        qx = stage.operand("x", x, replace(use, save=save[0], clip=self._bounds("x", layer)), rotation)
+        is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
+        copies = copy_x and "wgrad" in self.requantized and not is_made_again
+        packs = copies and (self.converts(layer) or (self.packed and self.why_not_packed(layer) is None))
+        use_x = replace(use, save=save[0], keeping=packs, clip=self._bounds("x", layer))
+        qx = stage.operand("x", x, use_x, rotation)
         qw = stage.operand("w", w, replace(use, save=save[1], clip=self._bounds("w", layer)), rotation)
         back_x: Tensor | Stored = x
-        is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
-        if copy_x and "wgrad" in self.requantized and not is_made_again:
-            packs = self.packed and self.why_not_packed(layer) is None
-            back_x = stored(qx.terms[0], stage.slots["x"].each) if packs else qx.restored(rotation, x.shape[2])
+        if copies:
+            back_x = self._copy(stage, qx, rotation, x.shape[2], packs)
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
-        return Forward(stage.multiply(qx, qw, self.filled), back_x, back_w, qx.saved, qw.saved)
+        y = stage.multiply(qx, qw, self.filled, Finish(bias=b, dtype=self.dtype))
+        return Forward(y, back_x, back_w, qx.saved, qw.saved)
+
+    @staticmethod
+    def _copy(stage: Stage, x: Operand, rotation: Rotation | None, length: int, packs: bool) -> Tensor | Stored:
+        """The forward's copy of x, [L, M, length], or its codes."""
+        if packs:
+            return x.stored or stored(x.terms[0], stage.slots["x"].each)
+        return x.restored(rotation, length)
+
+    def converts(self, layer: int) -> bool:
+        """True if the weight's gradient takes codes of x as they are: they are kept for it in any case."""
+        is_wanted = isinstance(self._stage("wgrad", layer).slots["x"], Converted)
+        return is_wanted and self._stage("fprop", layer).slots["x"].maxima is not None
 
     def why_not_packed(self, layer: int | None = None) -> str | None:
         """The reason why a layer, or one that is quantized, does not keep codes of x for the backward pass, None if it
         does."""
         if "wgrad" not in self.requantized:
             return "wgrad.source: found input; accepted: forward"
-        if by_device(self.seeds.device, cpu=False, cuda=True):
-            return f"device: found {self.seeds.device}; accepted: cpu"
         stage = self.quantized["fprop"] if layer is None else self._stage("fprop", layer)
         if stage.choice is not None:
             return "fprop.channels: accepted: none"
-        return stage.slots["x"].why_not_stored()
+        slot = stage.slots["x"]
+        return slot.why_not_stored() or by_device(self.seeds.device, cpu=None, cuda=slot.why_not_codes)
 
-    def restored_x(self, layer: int, x: Stored, length: int) -> Tensor:
-        """The x that backward products are computed from, float32 [L, M, length], of the one that `forward` stored."""
+    def restored_x(self, layer: int, x: Stored, length: int) -> Tensor | Stored:
+        """The x that backward products are computed from, float32 [L, M, length], of the one that `forward` stored; its
+        codes where these are converted."""
+        if self.converts(layer):
+            return x
         stage = self._stage("fprop", layer)
         rotation = stage.draw_rotation(self.use(layer))
         term = restored(x, stage.slots["x"].each)
@@ -399,6 +437,13 @@ class LaneNumerics:
         """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""
         return self._stage(stage, layer).input_dtype("x", dtype)
 
+    def common_dtype(self, operand: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that x, w or g of this dtype may be rounded to once for all products that take it, without a change
+        of a result."""
+        stages = [self._stage(name, layer) for name, operands in STAGES.items() if operand in operands]
+        [common, *others] = {stage.input_dtype(operand, dtype) for stage in stages}
+        return dtype if others else common
+
     def needs_forward_x(self, layer: int) -> bool:
         """True if the backward pass needs what the forward quantizer made of x, or saved for its gradient."""
         return "wgrad" in self.requantized or self._stage("fprop", layer).slots["x"].has_estimator
@@ -408,13 +453,15 @@ class LaneNumerics:
         maxima = self._stage("fprop", layer).slots["x"].maxima
         return maxima is None or not maxima.has_state
 
-    def requantize_x(self, layer: int, x: Tensor) -> tuple[Tensor, Saved | None]:
+    def requantize_x(self, layer: int, x: Tensor) -> tuple[Tensor | Stored, Saved | None]:
         """`Forward.x` and `Forward.saved_x` of x [L, M, K], made again."""
-        stage, use = self._stage("fprop", layer), replace(self.use(layer), counting=False, save=True)
+        stage, converts = self._stage("fprop", layer), self.converts(layer)
+        use = replace(self.use(layer), counting=False, save=True, keeping=converts)
         rotation, use = stage.draw_rotation(use), replace(use, clip=self._bounds("x", layer))
         operand = stage.operand("x", x, use, rotation)
-        back = operand.restored(rotation, x.shape[2]) if "wgrad" in self.requantized else x
-        return back, operand.saved
+        if "wgrad" not in self.requantized:
+            return x, operand.saved
+        return self._copy(stage, operand, rotation, x.shape[2], converts), operand.saved
 
     def _bounds(self, operand: str, layer: int) -> Tensor | None:
         """`clip` as the tensor maxima of an operand that is clamped already, [L]."""

@@ -84,7 +84,7 @@ def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip, gemm: Gemm
     for name, stage in zip(USED_BY[tensor], (first, second), strict=True):
         a, b = (unlabelled(getattr(stage, operand).canonical()) for operand in STAGES[name])
         q = a if STAGES[name][0] == tensor else b
-        copied = bool(uses) and getattr(stage, "source", "") == "forward" and SHARED[name].endswith(tensor)
+        copied = bool(uses) and getattr(stage, "source", "master") != "master" and SHARED[name].endswith(tensor)
         copied = copied and not uses[0].quantizer.is_plain
         uses.append(
             Use(

@@ -27,7 +27,7 @@ def activation_bits(recipe: Recipe) -> float:
     value and place, 32 bits each.
     """
     forward, backward = recipe.fprop.x, recipe.wgrad.x
-    slot = "fprop.x" if recipe.wgrad.source == "forward" and forward.element != "none" else "wgrad.x"
+    slot = "fprop.x" if recipe.copies("wgrad") and forward.element != "none" else "wgrad.x"
     kept = forward if slot == "fprop.x" else backward
     bits = _of_slot(recipe, slot) + 32 * cut_share(kept.canonical())
     through = Through() if forward.is_plain else recipe.estimator.x.canonical(forward.scale)

@@ -73,6 +73,8 @@ def factory(recipe: Recipe) -> tuple[Factory, list[str]]:
         cannot.append("estimator (it has straight through)")
     if recipe.fprop.channels is not None:
         cannot.append(f"fprop channels {channels_name(recipe.fprop.channels)} (it has none)")
+    if recipe.wgrad.source == "converted":
+        cannot.append("wgrad.x converted from the forward's codes (it has quantized from what they decode to)")
     if recipe.gemm != "exact":
         cannot.append(f"gemm {recipe.gemm} (it has exact)")
     rotations = {stage: recipe.rotation(stage) for stage in STAGES}
@@ -152,7 +154,7 @@ def _faults(q: Quantizer, arguments: dict[str, object]) -> str:
 def _both(texts: dict[str, str], recipe: Recipe, rows: str, columns: str, stage: str | None) -> str:
     """The quantizer of a tensor that is read in rows and in columns."""
     row, column = texts[rows], texts[columns]
-    from_rows = stage in SHARED and recipe.source(str(stage)) == "forward"
+    from_rows = stage in SHARED and recipe.copies(str(stage))
     if row == _PLAIN and column == _PLAIN:
         return _PLAIN
     without = column.replace("with_rht=True, with_post_rht_amax=True", "").replace("with_random_sign_mask=False", "")

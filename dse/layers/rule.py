@@ -25,7 +25,7 @@ from fp4dse.dse.layers.place import WORDS, Place
 from fp4dse.dse.layers.precision import KINDS, Precise, at_either_end
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.record import Part, defaults
-from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard, Source, grouped, rotation_name, with_exceptions
+from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard, Source, XSource, grouped, rotation_name, with_exceptions
 
 WHERE = ("kind", "name", "first", "last", "blocks")
 """Fields of a rule that say where it applies; the others say what it changes."""
@@ -63,7 +63,7 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
     dgrad_rotation: Rotation = None
     wgrad_rotation: Rotation = None
     dgrad_source: Source | None = None
-    wgrad_source: Source | None = None
+    wgrad_source: XSource | None = None
     fprop_channels: ChannelsOrNone = None
     estimator_x: Through | None = None
     estimator_w: Through | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.quant.operand.records import Operand, Rotation, Use
+from fp4dse.kernels.quant.operand.records import Operand, Rotation, Stored, Use
 from fp4dse.kernels.stage import Stage
 
 
@@ -46,7 +46,7 @@ class _WatchedStage(Stage, kw_only=True):
 
     seen: list[SeenOperand]
 
-    def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
+    def operand(self, name: str, x: Tensor | Stored, use: Use, rotation: Rotation | None) -> Operand:
         slot = self.slots[name]
         if use.counting:
             slot.counts.clear()

@@ -31,6 +31,7 @@ class Backend(msgspec.Struct, frozen=True):
     operand: quantizes a whole operand (`triton.operators.operand`, or one that computes the same). It takes `codecs`,
         `blocks` and, of operands that it is to rotate, `rotations`. It refuses lanes that need a column of the
         descriptor tables which its code does not read; heeded(codec, features) has those that it reads
+    packed: `triton.operators.packed`, for calls of `operand`, where there is such a kernel
     maxima: `reference.rotated_maxima`, for calls of `operand`
     squares: `triton.operators.squares`, where there is such a kernel
     by_scales: quantizes blocks of any size (`triton.by_scales.by_scales`, or one that computes the same). It takes
@@ -47,6 +48,7 @@ class Backend(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...] = limits.BLOCKS
     heeded: Callable[[str, Features], Collection[str]] = heeding.heeded
     rotations: tuple[int, ...] = limits.ROTATIONS
+    packed: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     maxima: Callable[..., Tensor] = reference.rotated_maxima
     squares: Callable[..., tuple[Tensor, Tensor]] | None = None
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -100,8 +102,8 @@ def backend(device: str) -> Backend:
     if dispatch.by_device(device, cpu=False, cuda=True):
         if reason := dispatch.why_not_fused(device):
             return _eager(reason)
-        kernels = {"operand": fused.operand, "maxima": fused.rotated_maxima, "squares": fused.squares}
-        kernels |= {"by_scales": by_scales, "through": fused.through}
+        kernels = {"operand": fused.operand, "packed": fused.packed, "maxima": fused.rotated_maxima}
+        kernels |= {"squares": fused.squares, "by_scales": by_scales, "through": fused.through}
         return msgspec.structs.replace(_eager(), name="triton", **kernels)
     reason = why_not_compiled(device)
     return _eager(reason) if reason else _compiled()

@@ -11,6 +11,7 @@ infinity). The tensor's factor stays float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -61,13 +62,21 @@ def pack(encoded: Encoded, quantizers: Sequence[Quantizer]) -> tuple[Tensor, Ten
 def unpack(codes: Tensor, scales: Tensor, quantizers: Sequence[Quantizer]) -> Tensor:
     """The operand float32 [L, n, B] that the GEMM consumes, but for the tensor's factor; the inverse of `pack`."""
     lanes = []
-    for lane, quantizer in enumerate(map(Quantizer.canonical, quantizers)):
-        magnitudes = torch.tensor(element_format(quantizer.element).magnitudes(), device=codes.device)
-        grid = torch.cat([scales_in_order(quantizer.scale), torch.tensor([float("nan")])]).to(codes.device)
+    for lane, quantizer in enumerate(quantizers):
+        elements, grid = (table.to(codes.device) for table in codebook(quantizer))
         four = torch.stack([codes[lane] & 15, codes[lane] >> 4], -1).flatten(1).int()
-        q = magnitudes[four & 7] * (1 - (four >> 3) * 2)
-        lanes.append(q * grid[scales[lane].int()][:, None])
+        lanes.append(elements[four] * grid[scales[lane].int()][:, None])
     return torch.stack(lanes)
+
+
+@cache
+def codebook(quantizer: Quantizer) -> tuple[Tensor, Tensor]:
+    """Elements by their 16 codes, negative from 8 on, and scales by theirs, NaN after the last; float32."""
+    q = quantizer.canonical()
+    of = element_format(q.element).magnitudes()
+    magnitudes = torch.tensor([*of, *[float("nan")] * (8 - len(of))])
+    scales = torch.cat([scales_in_order(q.scale), torch.tensor([float("nan")])])
+    return torch.cat([magnitudes, -magnitudes]), scales
 
 
 def quantize_and_pack(

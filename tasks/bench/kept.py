@@ -1,4 +1,4 @@
-"""The bytes that a block of a decoder keeps for the backward pass (tasks/engine/kept.py).
+"""The bytes that a block of a decoder keeps for the backward pass (tasks/engine/kept.py), and the memory of a training.
 
 A block's are the difference between a decoder and one with a block more, so that embedding, head and loss are not in
 them.
@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.dispatch import by_device
 from fp4dse.tasks import get_task
 from fp4dse.tasks.engine.kept import keeping
+from fp4dse.tasks.engine.lane_counts import peak_bytes
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.task import Task
 
@@ -39,12 +41,15 @@ beside. Weight gradients take the forward pass's copy, but in BF16."""
 
 
 class Row(NamedTuple):
-    """Bytes of one way, and their ratios to BF16 and FP8."""
+    """Bytes of one way, and their ratios to BF16 and FP8; on a GPU also the peak memory of a training of two lanes, in
+    MiB, and why codes are not kept where they were to be."""
 
     what: str
     bytes_per_token_and_block: float
     of_bf16: float
     of_fp8: float
+    peak_mib: float | None = None
+    note: str = ""
 
 
 class Kept(NamedTuple):
@@ -54,32 +59,44 @@ class Kept(NamedTuple):
     rest: float
 
 
-def bench(preset: str) -> Iterator[Row]:
+def bench(preset: str, device: str = "cpu") -> Iterator[Row]:
     """A row for each of WAYS, for the blocks of a preset of language, such as `60M+bf16`."""
-    kept = {what: kept_for_backward(preset + ending, recipe).block for what, (recipe, ending) in WAYS.items()}
-    bf16, fp8, *_ = kept.values()
+    kept = {what: kept_for_backward(preset + ending, recipe, device=device) for what, (recipe, ending) in WAYS.items()}
+    bf16, fp8, *_ = (found.block for found in kept.values())
     for what, found in kept.items():
-        yield Row(what, found, found / bf16, found / fp8)
+        recipe, ending = WAYS[what]
+        peak = by_device(device, cpu=None, cuda=_peak_mib)
+        more = (None, "") if peak is None else peak(preset + ending, recipe, device)
+        yield Row(what, found.block, found.block / bf16, found.block / fp8, *more)
 
 
-def kept_for_backward(preset: str, recipe: Recipe, batch: int = 2) -> Kept:
+def _peak_mib(preset: str, recipe: Recipe, device: str) -> tuple[float, str]:
+    """The peak of a training of two lanes with the preset's batch, in MiB, and the reason why it keeps no codes."""
+    task = get_task("language", preset)
+    numerics = LaneNumerics([recipe], [0], device)
+    note = numerics.why_not_packed() if task.packed else None
+    return peak_bytes(task, [recipe], device, LANES) / 2**20, note or ""
+
+
+def kept_for_backward(preset: str, recipe: Recipe, batch: int = 2, device: str = "cpu") -> Kept:
     """Of a preset of language, `+bf16` and the like included, trained by this recipe with so many windows a batch."""
     task = get_task("language", preset)
     assert isinstance(task.model, partial)
     [shape] = task.model.args
     tokens = LANES * batch * shape.context
-    one, two = (_kept(task, replace(shape, depth=depth), recipe, batch) / tokens for depth in (1, 2))
+    shapes = (replace(shape, depth=depth) for depth in (1, 2))
+    one, two = (_kept(task, of, recipe, batch, device) / tokens for of in shapes)
     return Kept(two - one, one - (two - one))
 
 
-def _kept(task: Task, shape: Shape, recipe: Recipe, batch: int) -> int:
+def _kept(task: Task, shape: Shape, recipe: Recipe, batch: int, device: str) -> int:
     """Bytes that a forward pass of the lanes keeps."""
     vocabulary, seeds = 256, range(LANES)
-    parameters = shape.initial(vocabulary, seeds)
-    numerics = LaneNumerics([recipe] * LANES, seeds, dtype=getattr(torch, task.dtype))
+    parameters = {name: of.to(device) for name, of in shape.initial(vocabulary, seeds).items()}
+    numerics = LaneNumerics([recipe] * LANES, seeds, device, dtype=getattr(torch, task.dtype))
     numerics.packed, numerics.recompute = task.packed, task.recompute
     model = Decoder(shape, parameters, numerics)
-    tokens = torch.arange(batch * shape.context).view(1, batch, -1).expand(LANES, -1, -1) % vocabulary
+    tokens = torch.arange(batch * shape.context, device=device).view(1, batch, -1).expand(LANES, -1, -1) % vocabulary
     with keeping(model.parameters()) as kept:
         task.loss(model(tokens), tokens)
     return kept.bytes()

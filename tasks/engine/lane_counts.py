@@ -110,12 +110,12 @@ def _memory_of_several(task: Task, recipes: Sequence[Recipe], device: str) -> Me
 
 def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, steps: int = 5) -> int:
     """Peak memory of so many lanes over a few steps and an evaluation, above what was taken before."""
-    before = _reset_peak(device)
+    before = reset_peak(device)
     population = Population(with_steps(task, steps + 1), lanes_of(task, recipes, lanes), device)
     for step in range(steps):
         population.train_step(step)
     evaluate(population)
-    return max(0, _peak(device) - before)
+    return max(0, peak(device) - before)
 
 
 def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: int) -> float:
@@ -214,7 +214,7 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _reset_peak(device: str) -> int:
+def reset_peak(device: str) -> int:
     """Bytes in use; the peak is counted from here."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
@@ -222,10 +222,10 @@ def _reset_peak(device: str) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     Path("/proc/self/clear_refs").write_text("5")
-    return _peak(device)
+    return peak(device)
 
 
-def _peak(device: str) -> int:
+def peak(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -9,6 +9,10 @@ all ranks first, so that every expert's places are given in the order of the who
     backward dispatch   gradients of the results to the experts      FP8 under factors of 128
     backward combine    gradients of x to the tokens                 BF16
 
+What does not depend on the tokens that are under way may be computed meanwhile: `begin` sends them and `end` has them.
+In the backward pass it is the other way round: the gradients leave in what is the end of the forward pass, so that what
+was computed in between has its backward pass while they are under way.
+
 A row travels as its codes, then its scales, in bytes. A format whose values it keeps when it quantizes them again
 (MXFP4 does) leaves the expert's product with the bits that it has on one GPU, if backward operands are made from the
 forward's copy, too. Sums over a token's choices are in their order.
@@ -34,12 +38,12 @@ from fp4dse.dse.rounding import Nearest
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.quant.backend import backend
 from fp4dse.kernels.quant.operand.kinds import slot_of
-from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.quant.operand.stored import Stored, restored, stored, why_not_stored
+from fp4dse.kernels.quant.operand.records import Stored, Use
+from fp4dse.kernels.quant.operand.stored import restored, stored, why_not_stored
 
-Swap = Callable[[Tensor, list[int], list[int]], Tensor]
-"""(rows uint8 [S, B], ordered by the rank that they go to; how many go to each rank; how many come from each) -> the
-rows that come, ordered by the rank that they are from."""
+Swap = Callable[[Tensor, list[int], list[int]], Callable[[], Tensor]]
+"""(rows uint8 [S, B], ordered by the rank that they go to; how many go to each rank; how many come from each) -> a
+function that waits for the rows that come and returns them, ordered by the rank that they are from."""
 
 
 class Formats(msgspec.Struct, frozen=True):
@@ -105,43 +109,80 @@ class Exchange:
 
     def dispatch(self, x: Tensor, plan: Plan) -> Tensor:
         """This rank's tokens x [L, M, D] -> what its experts get, float32 [L, E/n, room, D], zeros in empty places."""
-        out: Tensor = _Dispatch.apply(x, plan, self)
-        return out
+        return self.end(self.begin(x, plan))
 
     def combine(self, results: Tensor, plan: Plan) -> Tensor:
         """Results of this rank's experts [L, E/n, room, D] -> those of its tokens' choices, float32 [L, M, k, D], zeros
         for choices that were dropped."""
-        out: Tensor = _Combine.apply(results, plan, self)
+        return self.end(self.begin_combine(results, plan))
+
+    def begin(self, x: Tensor, plan: Plan) -> Passage:
+        """The first half of `dispatch`: the tokens are under way."""
+        return self._begun(_Passage(self, plan, _TO_EXPERTS), x)
+
+    def begin_combine(self, results: Tensor, plan: Plan) -> Passage:
+        """The first half of `combine`."""
+        return self._begun(_Passage(self, plan, _TO_TOKENS), results)
+
+    def end(self, passage: Passage) -> Tensor:
+        """The second half of either."""
+        out: Tensor = _End.apply(*passage)
         return out
 
-    def to_experts(self, rows: Tensor, plan: Plan, q: Quantizer, way: str) -> Tensor:
-        """Rows [L · M · k, D], one a choice, at the experts' places: float32 [L, E/n, room, D]."""
-        lanes, _, _, experts, room = plan.shape
-        came = self._swapped(rows[plan.sends], plan.to, plan.received, q, way)
-        out = came.new_zeros(lanes * experts * room, rows.shape[1])
-        return out.index_copy_(0, plan.places, came).view(lanes, experts, room, -1)
+    @staticmethod
+    def _begun(of: _Passage, x: Tensor) -> Passage:
+        token: Tensor = _Begin.apply(x, of)
+        return token, of
 
-    def to_tokens(self, rows: Tensor, plan: Plan, q: Quantizer, way: str) -> Tensor:
-        """Rows at the experts' places [L, E/n, room, D] as those of the choices: float32 [L, M, k, D]."""
+    def to_experts(self, x: Tensor, plan: Plan, q: Quantizer, way: str) -> Callable[[], Tensor]:
+        """x [L, M, D], or a row for each choice [L, M, k, D], on its way to the experts' places: float32 [L, E/n, room,
+        D]."""
+        lanes, tokens, choices, experts, room = plan.shape
+        rows = x.unsqueeze(2).expand(-1, -1, choices, -1) if x.ndim == 3 else x
+        rows = rows.reshape(lanes * tokens * choices, -1)[plan.sends]
+        arrived = self._swapped(rows, plan.to, plan.received, q, way)
+
+        def placed() -> Tensor:
+            came = arrived()
+            out = came.new_zeros(lanes * experts * room, came.shape[1])
+            return out.index_copy_(0, plan.places, came).view(lanes, experts, room, -1)
+
+        return placed
+
+    def to_tokens(self, x: Tensor, plan: Plan, q: Quantizer, way: str) -> Callable[[], Tensor]:
+        """Rows at the experts' places [L, E/n, room, D] on their way to the choices: float32 [L, M, k, D]."""
         lanes, tokens, choices, _, _ = plan.shape
-        came = self._swapped(rows.flatten(0, 2)[plan.places], plan.received, plan.to, q, way)
-        out = came.new_zeros(lanes * tokens * choices, rows.shape[-1])
-        return out.index_copy_(0, plan.sends, came).view(lanes, tokens, choices, -1)
+        arrived = self._swapped(x.flatten(0, 2)[plan.places], plan.received, plan.to, q, way)
 
-    def _swapped(self, rows: Tensor, to: list[int], received: list[int], q: Quantizer, way: str) -> Tensor:
+        def placed() -> Tensor:
+            came = arrived()
+            out = came.new_zeros(lanes * tokens * choices, came.shape[1])
+            return out.index_copy_(0, plan.sends, came).view(lanes, tokens, choices, -1)
+
+        return placed
+
+    def _swapped(
+        self, rows: Tensor, to: list[int], received: list[int], q: Quantizer, way: str
+    ) -> Callable[[], Tensor]:
         message = packed_rows(rows, q)
         gone = sum(number for other, number in enumerate(to) if other != self.rank)
         self.sent[way] = self.sent.get(way, 0) + gone * message.shape[1]
-        return unpacked_rows(self.swap(message, to, received), rows.shape[1], q)
+        arrived = self.swap(message, to, received)
+        return lambda: unpacked_rows(arrived(), rows.shape[1], q)
 
 
 def swap_over(group: dist.ProcessGroup | None = None) -> Swap:
     """All-to-alls of a process group of torch.distributed; None: the default one."""
 
-    def swap(rows: Tensor, to: list[int], received: list[int]) -> Tensor:
-        out = rows.new_empty(sum(received), rows.shape[1])
-        dist.all_to_all_single(out, rows.contiguous(), received, to, group=group)
-        return out
+    def swap(rows: Tensor, to: list[int], received: list[int]) -> Callable[[], Tensor]:
+        out, rows = rows.new_empty(sum(received), rows.shape[1]), rows.contiguous()
+        work = dist.all_to_all_single(out, rows, received, to, group=group, async_op=True)
+
+        def arrived() -> Tensor:
+            work.wait()  # on a GPU its stream does, not this process
+            return out
+
+        return arrived
 
     return swap
 
@@ -153,35 +194,71 @@ def gathered(chosen: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-class _Dispatch(Function):
+class _Passage:
+    """One way of tokens, and the way back of their gradients. Of each the function that waits for what is under way."""
+
+    def __init__(self, exchange: Exchange, plan: Plan, ways: tuple[_Way, _Way]) -> None:
+        self.exchange, self.plan, self.ways = exchange, plan, ways
+        self.arrived: Callable[[], Tensor] | None = None
+        self.shape, self.dtype = torch.Size(), torch.float32
+
+    def send(self, x: Tensor, back: bool) -> None:
+        way = self.ways[back]
+        send = self.exchange.to_experts if way.to_experts else self.exchange.to_tokens
+        self.arrived = send(x, self.plan, getattr(self.exchange.formats, way.format), way.name)
+
+    def receive(self) -> Tensor:
+        assert self.arrived is not None
+        found, self.arrived = self.arrived(), None
+        return found
+
+
+class _Way(NamedTuple):
+    """An all-to-all: its name, the field of Formats, and where rows go."""
+
+    name: str
+    format: str
+    to_experts: bool
+
+
+_TO_EXPERTS = _Way("forward dispatch", "x", True), _Way("backward combine", "gradients", False)
+_TO_TOKENS = _Way("forward combine", "results", False), _Way("backward dispatch", "g", True)
+Passage = tuple[Tensor, _Passage]
+"""Rows that are under way, behind a tensor without numbers that ties the two ends."""
+
+
+class _Begin(Function):
+    """x leaves; in the backward pass its gradients have come."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan, exchange: Exchange) -> Tensor:
-        ctx.plan, ctx.exchange, ctx.dtype = plan, exchange, x.dtype
-        rows = x.unsqueeze(2).expand(-1, -1, plan.shape[2], -1).flatten(0, 2)
-        return exchange.to_experts(rows, plan, exchange.formats.x, "forward dispatch")
+    def forward(ctx: Any, x: Tensor, of: _Passage) -> Tensor:
+        ctx.of, of.shape, of.dtype = of, x.shape, x.dtype
+        of.send(x, back=False)
+        return x.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        g = ctx.of.receive()
+        if g.ndim > len(ctx.of.shape):  # of each choice of a token
+            parts = g.unbind(2)
+            g = sum(parts[1:], parts[0])
+        return g.to(ctx.of.dtype), None
+
+
+class _End(Function):
+    """x has come; in the backward pass its gradients leave."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, of: _Passage) -> Tensor:
+        ctx.of = of
+        return of.receive()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        parts = ctx.exchange.to_tokens(g, ctx.plan, ctx.exchange.formats.gradients, "backward combine").unbind(2)
-        return sum(parts[1:], parts[0]).to(ctx.dtype), None, None
-
-
-class _Combine(Function):
-    @staticmethod
-    def forward(ctx: Any, results: Tensor, plan: Plan, exchange: Exchange) -> Tensor:
-        ctx.plan, ctx.exchange, ctx.dtype = plan, exchange, results.dtype
-        return exchange.to_tokens(results, plan, exchange.formats.results, "forward combine")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        rows = g.flatten(0, 2)
-        return (
-            ctx.exchange.to_experts(rows, ctx.plan, ctx.exchange.formats.g, "backward dispatch").to(ctx.dtype),
-            None,
-            None,
-        )
+        ctx.of.send(g, back=True)
+        return g.new_empty(0), None
 
 
 def why_not_sent(q: Quantizer) -> str | None:
@@ -247,7 +324,7 @@ def _stored(rows: Tensor, q: Quantizer) -> Stored:
     q, device = q.canonical(), rows.device
     slot = slot_of([q], 0, device, backend(str(device)))
     nothing = torch.zeros((), dtype=torch.int64, device=device)
-    use = Use(nothing[None], nothing, 0, training=False, length=rows.shape[1])
+    use = Use(nothing[None], nothing, 0, training=False, length=rows.shape[1], keeping=True)
     padded = F.pad(rows.to(torch.float32), (0, -rows.shape[1] % slot.unit))
-    [term] = slot.quantize(padded[None], use).terms
-    return stored(term, [q])
+    operand = slot.quantize(padded[None], use)
+    return operand.stored or stored(operand.terms[0], [q])

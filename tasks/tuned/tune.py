@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.reading.files import decode_json
@@ -32,6 +31,7 @@ from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import train
 from fp4dse.tasks.job import Job, JobResult, Lane
 from fp4dse.tasks.task import Task
+from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
 from fp4dse.tasks.tuned.workers import train_in_workers
 
@@ -252,5 +252,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    with torch_threads(1):
+        main()

@@ -6,13 +6,14 @@ from msgspec.structs import replace
 
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.backend import PLAIN, backend
 from fp4dse.kernels.quant.operand.kinds import slot_of
 from fp4dse.kernels.quant.operand.records import Term, Use
 from fp4dse.kernels.quant.operand.stored import encoded_blocks, restored, stored, why_not_stored
 
 STORED = [name for name, q in QUANTIZERS.items() if why_not_stored(q.canonical()) is None]
 USE = Use(torch.arange(2), torch.zeros((), dtype=torch.int64), 3, training=True)
+ONE = replace(USE, seeds=USE.seeds[:1])
 
 
 def numbers() -> torch.Tensor:
@@ -72,3 +73,32 @@ def test_what_has_no_codes_says_so():
 def test_values_that_are_no_block_are_refused():
     with pytest.raises(ValueError, match="a block that is no"):
         encoded_blocks(torch.tensor([6.0, 5.0] * 16).view(1, 1, 32), [QUANTIZERS["mxfp4"].canonical()])
+
+
+@pytest.mark.parametrize("names", [("mxfp4", "mxfp4-rceil"), ("nvfp4", "ue5m3-t448"), ("mxfp4-2d",) * 2], ids=str)
+def test_the_kernel_decodes_what_is_stored(place, names):
+    """Two lanes whose scales are of two formats, NaN among them."""
+    x, quantizers = numbers(), [QUANTIZERS[name].canonical() for name in names]
+    x[1, 4, 40] = torch.nan
+    terms = [
+        slot_of([q], 0, torch.device("cpu"), PLAIN).quantize(x[i : i + 1], ONE).terms[0]
+        for i, q in enumerate(quantizers)
+    ]
+    of = [stored(term, [q]) for term, q in zip(terms, quantizers, strict=True)]
+    codes, scales = (torch.cat([getattr(one, name) for one in of]) for name in ("codes", "scales"))
+    got = place.unpacked.unpacked(codes.to(place.device), scales.to(place.device), quantizers).cpu()
+    assert same(got, torch.cat([term.values for term in terms]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in STORED if "4" in name.split("-")[0]])
+def test_a_kernel_writes_codes_that_decode_to_the_operand(name):
+    """With the random bits of the operand beside them."""
+    for rounding in ({}, {"rounding": Stochastic()}):
+        quantizers = [replace(QUANTIZERS[name], **rounding).canonical()] * 2
+        slot = slot_of(quantizers, 0, torch.device("cuda"), backend("cuda"))
+        use = replace(USE, seeds=USE.seeds.cuda(), step=USE.step.cuda(), keeping=True)
+        found = slot.quantize(numbers().cuda(), use)
+        if slot.why_not_codes is None:
+            assert found.stored is not None
+            assert same(restored(found.stored, quantizers).decoded().cpu(), found.terms[0].decoded().cpu())

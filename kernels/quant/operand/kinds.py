@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SLOTS, Quantizer, Recipe
+from fp4dse.dse import QUANTIZERS, SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
@@ -19,12 +19,14 @@ from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import of_one_sample, samples_of
+from fp4dse.kernels.ops.mxfp4 import columns_to_fp8
 from fp4dse.kernels.ops.philox import many_signs
+from fp4dse.kernels.ops.unpacked import unpacked
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
-from fp4dse.kernels.quant.operand.paths import encode, quantized, why_not_whole
-from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Term, Use
+from fp4dse.kernels.quant.operand.paths import encode, kept, quantized, why_not_whole
+from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec.blocks import pad
 from fp4dse.kernels.quant.spec.estimators import numbers, rounded_slope, through
@@ -43,6 +45,8 @@ def make_slot(recipes: Sequence[Recipe], name: str, device: torch.device, backen
     """The slot of that name (`dse.SLOTS`) for recipes of equal structural signature, one a lane."""
     quantizers = [recipe.slot(name).canonical() for recipe in recipes]
     stage, operand = name.split(".")
+    if name == "wgrad.x" and recipes[0].canonical().wgrad.source == "converted":
+        return Converted(LaneQuantizers(quantizers, SLOTS.index(name), device, backend))
     if stage != "fprop":
         return slot_of(quantizers, SLOTS.index(name), device, backend)
     first = recipes[0].canonical()
@@ -117,10 +121,15 @@ class Scaled(Slot):
         super().__init__(quantizers)
         self.quantizers = quantizers
         self.each = quantizers.each if type(self) is Scaled else ()  # others take parts off, or make several
+        self.why_not_codes = quantizers.why_not_codes if element_format(quantizers.first.element).bits == 4 else None
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         if why_not_whole(self.quantizers, use):
             x = x.to(torch.float32)
+        if use.keeping:
+            x = use.contracted_last(x)
+            term, codes = kept(self.quantizers, x, replace(use, dim=2))
+            return Operand([term._replace(values=laid_out(term.values, use.dim))], x, stored=codes)
         term = quantized(self.quantizers, x, use)
         return Operand([term._replace(values=laid_out(term.values, use.dim))], use.contracted_last(x))
 
@@ -129,6 +138,23 @@ class Scaled(Slot):
         if rotation is None or rotation.order != "sylvester" or rotation.size not in of.backend.rotations:
             return False
         return why_not_whole(of, use) is None
+
+
+class Converted(Scaled):
+    """A Scaled that takes the forward pass's MXFP4 codes as they are and makes FP8 of them by exponents alone, under
+    powers of two of 128 tokens and 32 channels (ops/mxfp4; 2603.02731). Without codes it quantizes."""
+
+    def convert(self, x: Stored, use: Use) -> Operand:
+        """The operand [L, C, R] from codes [L, R, C / 2], contracted over R, which zeros fill up to whole segments."""
+        values, factor, _ = columns_to_fp8(x.codes, x.scales)
+        term = Term(laid_out(values.to(use.dtype), use.dim), factor)
+        return Operand([term], self._as_it_was(x, values.shape[2]) if use.counting else values)
+
+    def _as_it_was(self, x: Stored, length: int) -> Tensor:
+        """The numbers that the codes stand for, float32 [L, C, length]."""
+        of = [QUANTIZERS["mxfp4"]] * len(x.codes)
+        values = unpacked(x.codes, x.scales, of)
+        return F.pad(values, (0, 0, 0, length - values.shape[1])).mT
 
 
 class Centred(Scaled):

@@ -64,6 +64,15 @@ class LaneQuantizers:
             self.why_not_by_scales = next(filter(None, reasons), None)
 
     @property
+    def why_not_codes(self) -> str | None:
+        """The reason why no kernel writes the codes of an operand of 4 bits, None if one does."""
+        if self.backend.packed is None or self.why_not_operand:
+            return self.why_not_operand or NO_KERNEL
+        if self.first.codec != "block" or not isinstance(self.block, int):
+            return "quantizer: accepted: those of the general codec, blocks along the contraction"
+        return None
+
+    @property
     def why_not_fused(self) -> str | None:
         """The reason why the reference quantizes although the backend has kernels, None if it does not."""
         return self.why_not_operand if self.backend.operand and self.why_not_by_scales else None

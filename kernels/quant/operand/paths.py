@@ -15,7 +15,8 @@ from fp4dse.dse.quantizer import block_elements
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.counters import count, largest_element
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
-from fp4dse.kernels.quant.operand.records import SavedBlocks, Term, Use
+from fp4dse.kernels.quant.operand.records import SavedBlocks, Stored, Term, Use
+from fp4dse.kernels.quant.operand.stored import stored
 from fp4dse.kernels.quant.spec import reference
 from fp4dse.kernels.quant.spec.reference import decoded
 from fp4dse.kernels.quant.triton.limits import EDGES, RELAXATIONS, why_not_squares
@@ -62,6 +63,19 @@ def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:
     if of.why_not_operand:
         return of.why_not_operand
     return None if isinstance(of.block, int) else "block: found no number of elements along the contraction"
+
+
+def kept(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, Stored]:
+    """`quantized` of x [L, R, C], contracted last, and its codes: written by a kernel with the same random bits, where
+    it takes x; else found from what was decoded."""
+    if of.why_not_codes or first_path(of, x, use) != "whole":
+        term = quantized(of, x, use)
+        return term, stored(term, of.each)
+    assert of.backend.operand
+    assert of.backend.packed
+    call = of.with_maxima(of.call_for(x, int(of.block), use), x)
+    codes, scales, factor = of.backend.packed(x, False, call)
+    return Term(of.backend.operand(x, False, call, use.dtype)[0], factor), Stored(codes, scales, factor)
 
 
 def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:

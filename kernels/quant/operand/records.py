@@ -66,6 +66,7 @@ class Use(msgspec.Struct, frozen=True):
     length       of the contraction without the zeros that pad it to whole blocks; 0: nothing was padded
     dtype        what the product takes: values come in it or in float32
     save         `Slot.backward` will be called
+    keeping      the operand is wanted as codes, too (`Operand.stored`)
     evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
     journal      of the forward pass that this is part of, None for one that is not made again
     rotation     the slot rotates x first, which it must be able to do (`Slot.rotates`); None: x comes as it is to be
@@ -89,6 +90,7 @@ class Use(msgspec.Struct, frozen=True):
     length: int = 0
     dtype: torch.dtype = torch.float32
     save: bool = False
+    keeping: bool = False
     evaluating: bool = False
     rotation: Rotation | None = None
     chosen: Tensor | None = None
@@ -130,6 +132,19 @@ class Term(NamedTuple):
         return values * self.factor.view(len(values), -1, 1)
 
 
+class Stored(NamedTuple):
+    """An operand [L, R, C] of one term, as it is stored between the passes (stored.py).
+
+    codes   uint8 [L, R, C / 2], or FP8 or BF16 [L, R, C]
+    scales  uint8 [L, R, C / B], empty where codes are not of 4 bits
+    factor  as in Term, empty for None
+    """
+
+    codes: Tensor
+    scales: Tensor
+    factor: Tensor
+
+
 class SavedInput(NamedTuple):
     """Saved by a kernel that makes elements and scales again in the backward pass: the operand [L, R, C] as it came,
     and the tensor maxima [L] that it was scaled by, None where no lane has a tensor scale."""
@@ -166,11 +181,12 @@ class Apart(NamedTuple):
 class Operand(NamedTuple):
     """A quantized operand [L, R, C], the sum of its terms.
 
-    raw    the operand before it was quantized, in its own dtype
-    rest   float32, what clamping cut off, in lanes that multiply it too; None where no lane does
-    saved  for the backward pass through the quantizer; None where gradients pass straight through
-    part   of low rank that was taken off before, None where nothing was: raw and terms are without it
-    apart  channels that are treated apart, None where there are none: all else is without those held
+    raw     the operand before it was quantized, in its own dtype
+    rest    float32, what clamping cut off, in lanes that multiply it too; None where no lane does
+    saved   for the backward pass through the quantizer; None where gradients pass straight through
+    part    of low rank that was taken off before, None where nothing was: raw and terms are without it
+    apart   channels that are treated apart, None where there are none: all else is without those held
+    stored  its codes, where they were wanted and a kernel wrote them beside the values, else None
     """
 
     terms: list[Term]
@@ -179,6 +195,7 @@ class Operand(NamedTuple):
     saved: Saved | None = None
     part: Part | None = None
     apart: Apart | None = None
+    stored: Stored | None = None
 
     def decoded(self) -> Tensor:
         """The sum of the terms, float32 [L, R, C]; without `rest` and `part`."""

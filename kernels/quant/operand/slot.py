@@ -8,6 +8,7 @@
     Repeated    a Scaled of the operand, and one of its error in some channels
     Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart
     Spectral    a Scaled of the operand without its largest singular components, whose vectors are quantized apart
+    Converted   a Scaled that may take the forward pass's codes as they are
     Estimated   a Scaled whose gradient does not pass straight through
 
 `kinds.make_slot` chooses the kind, once. All lanes of a slot have one kind and one layout (`Quantizer.layout`).
@@ -40,6 +41,7 @@ class Slot(ABC):
     lsq              1/sqrt(largest element), [L, 1], zero in lanes whose bound has not LSQ's gradient; None: in all
     learns_clip      the layer clamps the operand to a bound that is trained (kernels/learned.py)
     each             canonical quantizers, one a lane, of a slot whose operands are of one term alone, else empty
+    why_not_codes    why codes of 4 bits are found from what was decoded; None: a kernel writes them, or they have more
     why_not_fused    why the reference quantizes although the backend has kernels, else None
     why_not_through  why gradients pass through the reference although the backend has a kernel for them, else None
     """
@@ -51,6 +53,7 @@ class Slot(ABC):
     learns_clip: bool = False
     each: Sequence[Quantizer] = ()
     lsq: Tensor | None = None
+    why_not_codes: str | None = None
     why_not_through: str | None = None
 
     def __init__(self, quantizers: LaneQuantizers | None = None) -> None:

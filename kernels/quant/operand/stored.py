@@ -1,9 +1,10 @@
 """An operand as it is stored between the passes: codes and scales in place of decoded values, which are made of them
 again in the backward pass, bit for bit.
 
-    4 bits   two codes a byte and a byte for each scale (quant/packed.py). They are found from the decoded values, so
-             that it does not matter which path quantized: q · s of a block is exact, so s is the block's largest
-             magnitude over one of the format's, and of those that are scales and give every element, the first will do
+    4 bits   two codes a byte and a byte for each scale (quant/packed.py). A GPU's kernel writes them (paths.py); else
+             they are found from the decoded values, so that it does not matter which path quantized: q · s of a block
+             is exact, so s is the block's largest magnitude over one of the format's, and of those that are scales and
+             give every element, the first will do
     FP8      elements under factors in FP32 of the tensor, of rows or of 128 numbers
     BF16     what is not quantized
 
@@ -13,7 +14,6 @@ The tensor's factor, or those of rows and segments, stay as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,24 +22,12 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.own_formats import element_format, element_name
 from fp4dse.dse.quantizer import tile
 from fp4dse.dse.scale import One
-from fp4dse.kernels.quant.operand.records import Term
-from fp4dse.kernels.quant.packed import pack, scales_in_order, unpack, why_not_packed
+from fp4dse.kernels.ops.unpacked import unpacked
+from fp4dse.kernels.quant.operand.records import Stored, Term
+from fp4dse.kernels.quant.packed import pack, scales_in_order, why_not_packed
 from fp4dse.kernels.quant.spec.codecs import Encoded
 
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-
-
-class Stored(NamedTuple):
-    """An operand [L, R, C] of one term.
-
-    codes   uint8 [L, R, C / 2], or FP8 or BF16 [L, R, C]
-    scales  uint8 [L, R, C / B], empty where codes are not of 4 bits
-    factor  as in Term, empty for None
-    """
-
-    codes: Tensor
-    scales: Tensor
-    factor: Tensor
 
 
 def why_not_stored(q: Quantizer) -> str | None:
@@ -73,9 +61,7 @@ def restored(of: Stored, quantizers: Sequence[Quantizer]) -> Term:
     factor = of.factor if of.factor.numel() else None
     if of.codes.dtype != torch.uint8:
         return Term(of.codes.to(torch.float32), factor)
-    blocks = of.codes.view(len(of.codes), -1, _length(quantizers[0]) // 2)
-    values = unpack(blocks, of.scales.flatten(1), quantizers)
-    return Term(values.view(*of.codes.shape[:2], -1), factor)
+    return Term(unpacked(of.codes, of.scales, quantizers), factor)
 
 
 def encoded_blocks(values: Tensor, quantizers: Sequence[Quantizer]) -> Encoded:

@@ -1,14 +1,9 @@
 """Tokens reach experts on other ranks packed, with the bits that one process has, and as few bytes as their formats."""
 
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,14 +11,13 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.experts import expert_products, group_layers
+from fp4dse.tasks.bench.exchange import CPU, bench
 from fp4dse.tasks.language.expert_parallel import (
     Exchange,
     Formats,
-    gathered,
     make_plan,
     packed_rows,
     row_bytes,
-    swap_over,
     unpacked_rows,
 )
 from fp4dse.tasks.language.experts import _GatherRows, dispatch
@@ -94,7 +88,8 @@ def on_threads(ranks, formats=EXACT, **more):
             came = [box[other, rank] for other in range(ranks)]
             meet.wait()
             assert [len(part) for part in came] == received
-            return torch.cat(came)
+            whole = torch.cat(came)
+            return lambda: whole
 
         return swap
 
@@ -200,25 +195,18 @@ def test_what_cannot_be_shared_out_is_refused(tokens, ranks, said):
         make_plan(choices_of, tokens, CHOICES, ROOM, (0, ranks))
 
 
-def test_two_processes_of_gloo_have_the_bits_of_one(tmp_path):
-    """This file is run by each of them."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    one = alone()
-    together, _ = joined(found)
-    assert all(map(torch.equal, together, one))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_processes_have_the_bits_of_one(device):
+    """By gloo and by NCCL, whether or not another expert is computed while tokens are under way."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    rows = {row.what: row for row in bench(device, 2, CPU)}
+    wrong = [row.value for row in rows.values() if row.unit == "wrong"]
+    assert wrong == [0] * 7
+    notes = {way: rows[f"{way}: bytes to other ranks"].note for way in ("forward dispatch", "backward dispatch")}
+    assert [note.split()[0] for note in notes.values()] == ["0.2656", "0.5156"]
 
 
-def main(folder: Path, rank: int) -> None:
-    """One of two processes."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
-    of = OfRank(rank, 2)
-    torch.save(of.run(swap_over(), chosen=gathered(of.chosen)), folder / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def test_experts_that_cannot_be_shared_out_are_refused():
+    with pytest.raises(ConfigError, match="ranks: found 3; accepted: a divisor of 4"):
+        next(bench("cpu", 3, CPU))

@@ -1,0 +1,221 @@
+"""Ways to launch and to write the conversion of packed MXFP4 rows to FP8 columns, timed beside what memory allows:
+
+    python -m tests.kernels.conversion_variants
+
+On a GPU. Ceilings are kernels that convert nothing: a copy, a fill of the bytes that are written, and kernels that read
+a word and write two. Every variant has its bits compared with the kernel in use before it is timed. Ways are compiled
+by several processes first. What is faster goes into kernels/ops/mxfp4/triton.py, with its time into docs/log.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fp4dse.kernels.bench.clock import CALLS, copy_us, graph, median_us
+from fp4dse.kernels.bench.conversion import EDGE, operand
+from fp4dse.kernels.ops.mxfp4 import E4M3, Fp8
+from fp4dse.kernels.ops.mxfp4 import triton as ours
+from fp4dse.kernels.ops.mxfp4.triton import _below, _blocks, _bytes, _fp8_table, _power, _tile_of, _transposed, higher
+
+PROCESSES = 14
+
+
+@triton.jit
+def _widened_kernel(x_ptr, out_ptr, count, TILE: tl.constexpr):
+    """Words as two words each: what a conversion reads and writes, without one."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    words = tl.load(x_ptr + at, at < count, 0)
+    both = tl.reshape(tl.join(words, words ^ 5), (2 * TILE,))
+    to = tl.program_id(0).to(tl.int64) * 2 * TILE + tl.arange(0, 2 * TILE)
+    tl.store(out_ptr + to, both, to < 2 * count)
+
+
+@triton.jit
+def _filled_kernel(out_ptr, count, TILE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    tl.store(out_ptr + at, at.to(tl.int32), at < count)
+
+
+@triton.jit
+def _columns_kernel(  # noqa: PLR0913
+    codes_ptr,
+    scales_ptr,
+    table_ptr,
+    out_ptr,
+    out,
+    factor_ptr,
+    outside_ptr,
+    rows,
+    blocks,
+    FIRST: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    REPEAT: tl.constexpr,
+    TMA: tl.constexpr,
+    STORE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Tiles of 128 rows and BLOCKS blocks, REPEAT of them below each other. Programs go down first within GROUP tiles
+    that are beside each other. out: a descriptor of [columns, words], for TMA."""
+    tiles = (rows + 127) // 128
+    steps = (tiles + REPEAT - 1) // REPEAT
+    within = tl.program_id(0) % GROUP
+    down = tl.program_id(0) // GROUP % steps
+    place = tl.program_id(0) // (GROUP * steps) * GROUP + within
+    block = place * BLOCKS + tl.arange(0, BLOCKS)
+    column = place * BLOCKS * 32 + tl.arange(0, BLOCKS * 32)
+    inside = column < blocks * 32
+    for step in tl.range(0, REPEAT, num_stages=STAGES):
+        number = down * REPEAT + step
+        row = number.to(tl.int64) * 128 + tl.arange(0, 32) * 4
+        words_a, scale_a, counting_a = _blocks(codes_ptr, scales_ptr, row, rows, block, blocks)
+        words_b, scale_b, counting_b = _blocks(codes_ptr, scales_ptr, row + 1, rows, block, blocks)
+        words_c, scale_c, counting_c = _blocks(codes_ptr, scales_ptr, row + 2, rows, block, blocks)
+        words_d, scale_d, counting_d = _blocks(codes_ptr, scales_ptr, row + 3, rows, block, blocks)
+        top = tl.maximum(tl.maximum(counting_a, counting_b), tl.maximum(counting_c, counting_d))
+        tile = _tile_of(tl.reduce(top, 0, higher), HIGHEST)[None, :]
+        low_a, high_a = _bytes(words_a, scale_a, tile, table_ptr, FIRST, HIGHEST)
+        low_b, high_b = _bytes(words_b, scale_b, tile, table_ptr, FIRST, HIGHEST)
+        low_c, high_c = _bytes(words_c, scale_c, tile, table_ptr, FIRST, HIGHEST)
+        low_d, high_d = _bytes(words_d, scale_d, tile, table_ptr, FIRST, HIGHEST)
+        low_0, low_1, low_2, low_3 = _transposed(low_a, low_b, low_c, low_d)
+        high_0, high_1, high_2, high_3 = _transposed(high_a, high_b, high_c, high_d)
+        even = tl.join(tl.join(low_0, high_0), tl.join(low_2, high_2))
+        odd = tl.join(tl.join(low_1, high_1), tl.join(low_3, high_3))
+        columns = tl.trans(tl.reshape(tl.join(even, odd), (32, BLOCKS * 32)))
+        if TMA:
+            out.store([place * BLOCKS * 32, number * 32], columns)
+        else:
+            at = column.to(tl.int64) * tiles + number
+            places = out_ptr + at[:, None] * 32 + tl.arange(0, 32)[None, :]
+            tl.store(places, columns, inside[:, None], cache_modifier=STORE)
+        of_tile = number.to(tl.int64) * blocks + block
+        factor = tl.broadcast_to(tl.trans(_power(tile)), (BLOCKS, 32))
+        tl.store(factor_ptr + of_tile[:, None] * 32 + tl.arange(0, 32)[None, :], factor, (block < blocks)[:, None])
+        below = _below(counting_a, tile, LOWEST) | _below(counting_b, tile, LOWEST)
+        below |= _below(counting_c, tile, LOWEST) | _below(counting_d, tile, LOWEST)
+        tl.store(outside_ptr + of_tile, tl.reduce(below, 0, higher).to(tl.uint8), block < blocks)
+
+
+def columns(codes: Tensor, scales: Tensor, how: dict[str, Any]) -> Fp8:
+    """`mxfp4.columns_to_fp8` in E4M3 of one lane [1, R, C / 2], R a multiple of 128 · REPEAT."""
+    _, rows, blocks = scales.shape
+    tiles, across = rows // 128, blocks // how["BLOCKS"]
+    table, constants = _fp8_table(E4M3, codes.device)
+    values = codes.new_empty(1, blocks * 32, rows)
+    factor = values.new_empty(1, tiles, blocks * 32, dtype=torch.float32)
+    outside = values.new_empty(1, tiles, blocks, dtype=torch.bool)
+    words = values.view(torch.int32)
+    there = TensorDescriptor.from_tensor(words[0], [how["BLOCKS"] * 32, 32]) if how["TMA"] else words
+    more = how | {"GROUP": min(how["GROUP"], across), "enable_fp_fusion": False}
+    _columns_kernel[(across * tiles // how["REPEAT"],)](
+        *(codes.view(torch.int32), scales, table, words, there, factor.view(torch.int32), outside.view(torch.uint8)),
+        *(rows, blocks),
+        **constants,
+        **more,
+    )
+    return Fp8(values.view(E4M3), factor.mT, outside.mT)
+
+
+def ways() -> Iterator[dict[str, Any]]:
+    """The launches: first what one thing changes, then some together."""
+    plain = {"BLOCKS": 1, "GROUP": 1 << 20, "REPEAT": 1, "TMA": False, "STORE": "", "STAGES": 1, "num_warps": 1}
+    yield plain
+    for group in (1, 2, 4, 16, 64):
+        yield plain | {"GROUP": group}
+    for store in (".cs", ".cg", ".wt"):
+        yield plain | {"STORE": store}
+    for blocks, warps in ((2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8)):
+        for group in dict.fromkeys((1 << 20, 8 // blocks, 1)):
+            yield plain | {"BLOCKS": blocks, "num_warps": warps, "GROUP": group}
+    for blocks, warps in ((1, 1), (2, 2), (4, 4), (8, 8)):
+        for group, repeat in itertools.product((1 << 20, 8 // blocks), (1, 4)):
+            yield plain | {"BLOCKS": blocks, "num_warps": warps, "GROUP": group, "TMA": True, "REPEAT": repeat}
+    for blocks, warps, stages in ((1, 1, 2), (4, 4, 2), (4, 4, 3)):
+        for repeat in (2, 8):
+            yield plain | {"BLOCKS": blocks, "num_warps": warps, "GROUP": 4, "REPEAT": repeat, "STAGES": stages}
+
+
+def name(how: dict[str, Any]) -> str:
+    """A launch in words."""
+    group = "all" if how["GROUP"] > EDGE else how["GROUP"]
+    return (
+        f"blocks {how['BLOCKS']}, warps {how['num_warps']}, beside {group}, repeat {how['REPEAT']}"
+        f"{', tma' if how['TMA'] else ''}{', ' + how['STORE'] if how['STORE'] else ''}, stages {how['STAGES']}"
+    )
+
+
+def compile_it(how: dict[str, Any]) -> str:
+    """A process that compiles a launch into Triton's cache: an empty text, or what went wrong."""
+    codes, scales = operand(torch.randn(1, 1024, 1024, device="cuda"))
+    try:
+        columns(codes, scales, how)
+        torch.cuda.synchronize()
+    except Exception as error:  # what cannot be launched is a row of the table
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:150]}" if str(error) else type(error).__name__
+    return ""
+
+
+def _fill(out: Tensor, tile: int, warps: int) -> None:
+    _filled_kernel[(triton.cdiv(len(out), tile),)](out, len(out), tile, num_warps=warps)
+
+
+def _widen(words: Tensor, out: Tensor, tile: int, warps: int) -> None:
+    _widened_kernel[(triton.cdiv(len(words), tile),)](words, out, len(words), tile, num_warps=warps)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Median µs of a call."""
+    return median_us(graph(call)) / CALLS
+
+
+def main() -> int:
+    """Print a line for each ceiling and variant; 1 if bits differ."""
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        failed = dict(zip(map(name, ways()), pool.map(compile_it, ways()), strict=True))
+    codes, scales = operand(torch.randn(1, EDGE, EDGE, device="cuda"))
+    wanted = ours.columns_to_fp8(codes, scales)
+    written = wanted.values.nbytes + wanted.factor.nbytes
+    nbytes = codes.nbytes + scales.nbytes + written
+    copy = copy_us(torch.empty(nbytes // 2, dtype=torch.uint8, device="cuda"))
+    print(torch.cuda.get_device_name(), f"copy of {nbytes / 1e6:.1f} MB, half read: {copy:.1f} us", flush=True)
+    words = codes.view(torch.int32).flatten()
+    out = words.new_empty(2 * len(words))
+    flat = words.new_empty(written // 4)
+    print(f"fill of {written / 1e6:.1f} MB: torch {timed(lambda: flat.fill_(7)):.1f} us")
+    for tile, warps in itertools.product((512, 1024, 4096), (1, 4)):
+        fill = timed(partial(_fill, flat, tile, warps))
+        widened = timed(partial(_widen, words, out, tile, warps))
+        print(f"tile {tile}, warps {warps}: fill {fill:.1f} us, read a word and write two {widened:.1f} us", flush=True)
+    now = timed(lambda: ours.columns_to_fp8(codes, scales))
+    print(f"in use: {now:.1f} us, {copy / now:.2f} of a copy; rows: {timed(lambda: ours.to_fp8(codes, scales)):.1f} us")
+    wrong = 0
+    for how in ways():
+        if failed[name(how)]:
+            print(f"{name(how)}: {failed[name(how)]}")
+            continue
+        got = columns(codes, scales, how)
+        pairs = zip(got, wanted, strict=True)
+        bad = sum(int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs)
+        wrong += bad > 0
+        us = timed(partial(columns, codes, scales, how))
+        print(f"{name(how)}: {us:.1f} us, {copy / us:.2f} of a copy, {bad} wrong", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
