@@ -1,4 +1,4 @@
-"""What texts of the procedural language say after HALF tokens in place of sentences, as options of `--data grammar`.
+"""Copies and sums, which texts of the procedural language say after HALF tokens as options of `--data grammar`.
 
 A copying text says `copy` and its first HALF tokens again, over and over. An arithmetic one says `sum`, and then
 digits: a + b = c, c the last digit of the sum. A reader who knows this is surprised by the turn, or by its absence, and
