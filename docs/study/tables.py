@@ -211,7 +211,7 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
     for preset, part in rows.groupby("preset", observed=True):
         ids, values = by_seed(part, part["gap"])
         gaps[preset] = pd.DataFrame(100 * values, index=ids)
-    lines = []
+    lines: list[dict[str, object]] = []
     sizes = sorted(gaps, key=lambda preset: float(preset.rstrip("M")))
     for (small, large), group in itertools.product(itertools.combinations(sizes, 2), dict.fromkeys(_GROUPS.values())):
         both = [n for n, of in _GROUPS.items() if of == group and n in gaps[small].index and n in gaps[large].index]
@@ -221,16 +221,12 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
         proxy = gaps[small].loc[both].dropna(axis="columns", how="all").to_numpy()
         error = float(np.sqrt(np.mean(spread.error**2)))
         found = compared(Ranked(large, group, both, spread.mean, proxy, len(both)), error)
-        lines.append(
-            {
-                "sizes": f"{small} for {large}",
-                "quantizes": group,
-                "recipes": len(both),
-                "pairs 0.2 % apart": found["pairs"],
-                "in the same order": f"{found['agree']:.0%} ({found['agree_low']:.0%} to {found['agree_high']:.0%})",
-                "of a perfect proxy": f"{found['ceiling_agree']:.0%}",
-            }
-        )
+        row: dict[str, object] = {"sizes": f"{small} for {large}", "quantizes": group, "recipes": len(both)}
+        row |= {"pairs 0.2 % apart": found["pairs"]}
+        if found["pairs"]:
+            row["in the same order"] = f"{found['agree']:.0%} ({found['agree_low']:.0%} to {found['agree_high']:.0%})"
+            row["of a perfect proxy"] = f"{found['ceiling_agree']:.0%}"
+        lines.append(row)
     return lines
 
 
