@@ -186,7 +186,7 @@ def _front(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of `halve.toml` and `quartet2-10M.toml`: its gap at each size that has it."""
+    """A row for each recipe of `halve.toml` and `quartet2-10M.toml` that two sizes have: its gap at each."""
     lines = summarize(runs[runs["task"].eq("language")])
     lines = lines[lines["config_id"].isin(_GROUPS) & lines["gap"].notna()]
     sizes = sorted(lines["preset"].unique(), key=lambda preset: float(preset.rstrip("M")))
@@ -199,12 +199,14 @@ def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
             if (name, preset) in found.index:
                 line = found.loc[name, preset]
                 row[preset] = _gap(line["gap"], line["gap_low"], line["gap_high"], line["pairs"])
-        rows.append(row)
+        if len(row) > 3:
+            rows.append(row)
     return rows
 
 
 def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each pair of sizes and group of recipes: does the smaller order them as the larger does?"""
+    """A row for each pair of sizes and group of recipes of which the larger has a pair apart: does the smaller order
+    them alike?"""
     rows = rows_at_best_lr(runs[runs["task"].eq("language")])
     rows = rows[rows["config_id"].isin(_GROUPS) & rows["gap"].notna()]
     gaps = {}
@@ -221,12 +223,18 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
         proxy = gaps[small].loc[both].dropna(axis="columns", how="all").to_numpy()
         error = float(np.sqrt(np.mean(spread.error**2)))
         found = compared(Ranked(large, group, both, spread.mean, proxy, len(both)), error)
-        row: dict[str, object] = {"sizes": f"{small} for {large}", "quantizes": group, "recipes": len(both)}
-        row |= {"pairs 0.2 % apart": found["pairs"]}
-        if found["pairs"]:
-            row["in the same order"] = f"{found['agree']:.0%} ({found['agree_low']:.0%} to {found['agree_high']:.0%})"
-            row["of a perfect proxy"] = f"{found['ceiling_agree']:.0%}"
-        lines.append(row)
+        if not found["pairs"]:
+            continue
+        lines.append(
+            {
+                "sizes": f"{small} for {large}",
+                "quantizes": group,
+                "recipes": len(both),
+                "pairs 0.2 % apart": found["pairs"],
+                "in the same order": f"{found['agree']:.0%} ({found['agree_low']:.0%} to {found['agree_high']:.0%})",
+                "of a perfect proxy": f"{found['ceiling_agree']:.0%}",
+            }
+        )
     return lines
 
 
