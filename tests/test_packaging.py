@@ -473,6 +473,7 @@ WITH_MORE = {
     "kernels/ops/attention/kernels.py:_outputs": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_keys": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_queries": _HELPER,
+    "kernels/ops/products/triton.py:_finished": _HELPER,
     "kernels/quant/triton/blocks.py:_encoded": _HELPER,
     "kernels/quant/triton/programs.py:_operand": _HELPER,
     "kernels/quant/triton/tiles.py:write": _HELPER,
