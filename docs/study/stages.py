@@ -27,6 +27,7 @@ import tarfile
 import threading
 import time
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=570.0, help="seconds until OUT is written")
     parser.add_argument("--limit", type=float, default=1140.0, help="seconds that the run takes at most")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--only", nargs="+", default=[], metavar="CHAIN", help="these chains alone")
     parser.add_argument("--resume", type=Path, help="study.tar of a run on another machine")
     parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
     if sys.argv[1] == "sweep":
@@ -52,7 +54,7 @@ def main() -> None:
         return
     asked = parser.parse_args()
     if asked.drive:
-        drive(asked.stages, asked.at, asked.device, time.monotonic() + asked.limit)
+        drive(asked.stages, asked.at, asked.device, time.monotonic() + asked.limit, asked.only)
         return
     begin = time.monotonic()
     if not asked.at.exists():
@@ -76,6 +78,7 @@ def start(asked: argparse.Namespace) -> None:
     shutil.copy(asked.stages, stages)
     command = [sys.executable, tree / "docs" / "study" / "stages.py", stages, "--out", asked.out, "--at", asked.at]
     options = ["--limit", str(asked.limit), "--device", asked.device, "--drive"]
+    options += ["--only", *asked.only] if asked.only else []
     with open(asked.at / "run.log", "ab") as log:
         subprocess.Popen(
             [*map(str, command), *options],
@@ -93,13 +96,14 @@ def surroundings(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def drive(stages: Path, at: Path, device: str, end: float) -> None:
-    """Run all chains side by side until they, or the time, are over."""
+def drive(stages: Path, at: Path, device: str, end: float, only: Sequence[str] = ()) -> None:
+    """Run the chains side by side until they, or the time, are over. only: these alone, where any are named."""
     try:
         file = tomllib.loads(stages.read_text())
         draw_texts(file.get("texts", []))
         (at / "logs").mkdir(exist_ok=True)
-        chains = [threading.Thread(target=run_chain, args=(chain, at, device, end)) for chain in file["chain"]]
+        named = [chain for chain in file["chain"] if not only or chain["name"] in only]
+        chains = [threading.Thread(target=run_chain, args=(chain, at, device, end)) for chain in named]
         for chain in chains:
             chain.start()
         for chain in chains:

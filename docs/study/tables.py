@@ -186,7 +186,7 @@ def _front(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of `halve.toml` and `quartet2-10M.toml`: its gap at each size that has it."""
+    """A row for each recipe of `halve.toml` and `quartet2-10M.toml` that two sizes have: its gap at each."""
     lines = summarize(runs[runs["task"].eq("language")])
     lines = lines[lines["config_id"].isin(_GROUPS) & lines["gap"].notna()]
     sizes = sorted(lines["preset"].unique(), key=lambda preset: float(preset.rstrip("M")))
@@ -199,19 +199,21 @@ def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
             if (name, preset) in found.index:
                 line = found.loc[name, preset]
                 row[preset] = _gap(line["gap"], line["gap_low"], line["gap_high"], line["pairs"])
-        rows.append(row)
+        if len(row) > 3:
+            rows.append(row)
     return rows
 
 
 def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each pair of sizes and group of recipes: does the smaller order them as the larger does?"""
+    """A row for each pair of sizes and group of recipes of which the larger has a pair apart: does the smaller order
+    them alike?"""
     rows = rows_at_best_lr(runs[runs["task"].eq("language")])
     rows = rows[rows["config_id"].isin(_GROUPS) & rows["gap"].notna()]
     gaps = {}
     for preset, part in rows.groupby("preset", observed=True):
         ids, values = by_seed(part, part["gap"])
         gaps[preset] = pd.DataFrame(100 * values, index=ids)
-    lines = []
+    lines: list[dict[str, object]] = []
     sizes = sorted(gaps, key=lambda preset: float(preset.rstrip("M")))
     for (small, large), group in itertools.product(itertools.combinations(sizes, 2), dict.fromkeys(_GROUPS.values())):
         both = [n for n, of in _GROUPS.items() if of == group and n in gaps[small].index and n in gaps[large].index]
@@ -221,6 +223,8 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
         proxy = gaps[small].loc[both].dropna(axis="columns", how="all").to_numpy()
         error = float(np.sqrt(np.mean(spread.error**2)))
         found = compared(Ranked(large, group, both, spread.mean, proxy, len(both)), error)
+        if not found["pairs"]:
+            continue
         lines.append(
             {
                 "sizes": f"{small} for {large}",

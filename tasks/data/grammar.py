@@ -20,6 +20,9 @@ token its surprise in nats to that reader. The mean surprise is the least loss t
     topic         … 31/32 V
     preposition   … 63/64 V
     stop, that, and, pronouns of gender 0 … 3: the first seven of the rest
+
+As options, `grammar?copying=25&arithmetic=25`, a share of the texts, in percent, copies or calculates in its second
+half (turns.py). They are off by themselves: what is learned all at once adds noise between runs (docs/log.md, copying).
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fp4dse.dse import ConfigError
 from fp4dse.dse.program.cache import cache_folder, keep
 from fp4dse.kernels.ops.philox import STREAMS, words
+from fp4dse.tasks.data.turns import Turns
 
 GENDERS = 4
 REV = 2
@@ -78,6 +83,11 @@ GRAMMAR: dict[int, dict[int, tuple[int, int]]] = {
 }
 """State -> what may come next -> its chances of 16, and the state after it."""
 
+NAME = "grammar"
+"""Of `--data`, with options behind a question mark."""
+OPTIONS = ("copying", "arithmetic")
+"""Fields of Language that are percents of the texts; both together at most 100."""
+
 NESTED = len(GRAMMAR)
 """SUBJECT as deep as clauses nest: what would be `that` is the verb."""
 _ROWS = {**GRAMMAR, NESTED: {VERB: (13, VERBED), PREPOSITION: (3, PHRASE)}}
@@ -85,9 +95,12 @@ _ROWS = {**GRAMMAR, NESTED: {VERB: (13, VERBED), PREPOSITION: (3, PHRASE)}}
 
 @dataclass(frozen=True)
 class Language:
-    """The language of a vocabulary, a power of two from 512 on."""
+    """The language of a vocabulary, a power of two from 512 on, with arithmetic from 2048 on. copying, arithmetic: of
+    texts, in percent."""
 
     vocabulary: int = 2048
+    copying: int = 0
+    arithmetic: int = 0
 
     @property
     def name(self) -> str:
@@ -97,7 +110,8 @@ class Language:
     @property
     def digest(self) -> str:
         """16 hex digits that stand for the language."""
-        return hashlib.sha256(f"grammar {REV} {self.vocabulary}".encode()).hexdigest()[:16]
+        options = "".join(f" {name} {value}" for name in OPTIONS if (value := getattr(self, name)))
+        return hashlib.sha256(f"grammar {REV} {self.vocabulary}{options}".encode()).hexdigest()[:16]
 
     def windows(self, length: int, train: int, held_out: int) -> tuple[Tensor, Tensor]:
         """Texts of length + 1 tokens, int16 [n, length + 1]: so many to train on, and so many held out."""
@@ -147,9 +161,11 @@ class Language:
         for start in range(0, count, ROWS):
             rows = slice(start, min(start + ROWS, count))
             drawing = _Drawing(self, rows.stop - rows.start)
+            turns = Turns(self.copying, self.arithmetic, self.first[PRONOUN] + GENDERS, tokens[rows], nats[rows])
             for position, bits in enumerate(_bits(split, first + start, rows.stop - rows.start, length)):
                 tokens[rows, position], probability = drawing.step(bits)
                 nats[rows, position] = -np.log(probability)
+                turns.step(position, bits[3])
         return tokens, nats
 
     def _tokens(self, split: int, count: int, length: int) -> NDArray[np.int16]:
@@ -234,6 +250,23 @@ def key_of(*parts: NDArray[np.int64] | int) -> NDArray[np.int64]:
     for part in parts:
         key = (key << 15) + part
     return key
+
+
+def parse_language(data: str) -> Language:
+    """`grammar?copying=25&arithmetic=25`. ConfigError names an option or a value that there is not."""
+    given: dict[str, int] = {}
+    for part in filter(None, data.partition("?")[2].split("&")):
+        option, _, value = part.partition("=")
+        if option not in OPTIONS:
+            raise ConfigError(f"option of data {NAME}", option, ", ".join(OPTIONS))
+        if not value.isdecimal() or int(value) > 100:
+            raise ConfigError(f"{option} of data {NAME}", value, "0 to 100, percent of the texts")
+        given[option] = int(value)
+    if sum(given.values()) > 100:
+        raise ConfigError(
+            f"{' and '.join(OPTIONS)} of data {NAME}", sum(given.values()), "100 percent together at most"
+        )
+    return Language(**given)
 
 
 def _table(column: int) -> NDArray[np.int64]:

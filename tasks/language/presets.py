@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
+from fp4dse.tasks.data import grammar
 from fp4dse.tasks.data.grammar import Language
 from fp4dse.tasks.data.python_source import installed_python
 from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
@@ -194,9 +195,9 @@ def _on_corpus(
     return _task(preset, corpus, name, vocabulary, {"bits_per_byte": in_bits}, samples, shape)
 
 
-def _on_grammar(preset: str) -> Task:
-    """The preset on the procedural language, which has no end."""
-    found, language = _PRESETS[preset], Language()
+def _on_grammar(preset: str, options: str = grammar.NAME) -> Task:
+    """The preset on the procedural language, which has no end. options: as --data names them."""
+    found, language = _PRESETS[preset], grammar.parse_language(options)
     entropy = cache(partial(language.entropy, found.shape.context, EVAL_PASSES * found.batch))
     return _task(preset, lambda: language, language.name, language.vocabulary, {"excess": partial(excess, entropy)})
 
@@ -215,7 +216,7 @@ def context_of(preset: str) -> int:
 
 
 NAMED: dict[str, Callable[[str], Task]] = {
-    "grammar": _on_grammar,
+    grammar.NAME: _on_grammar,
     "python": lambda preset: _on_corpus(preset, installed_python, installed_python().name),
 }
 """Names for `--data` that are no files: name -> (preset -> task)."""
@@ -226,6 +227,8 @@ def on_data(preset: str, path: str) -> Task:
     window."""
     if path in NAMED:
         return NAMED[path](preset)
+    if path.partition("?")[0] == grammar.NAME:
+        return _on_grammar(preset, path)
     return _on_text(preset, path, read_corpus(path))
 
 

@@ -17,10 +17,14 @@ At which learning rate is a recipe trained, if I give none? At the one that was 
 A preset without a line here has a rate that nobody tuned; the column `lr_source` of a row, and the report, say which it
 was. `--lr` takes rates of your own, and `fp4dse sweep … --tune` first finds the best rate of every recipe, BF16
 included, on two seeds that it does not report. Tuned were rates a factor of two apart, until the best of each class
-lay inside the grid, on seeds that no sweep has by itself; then weight decay and clipping at the best rate and at twice
-that. A class without a rate here has that of the preset, which nobody tuned for it.
+lay inside the grid, on seeds that no sweep has by itself; then, unless the last column is empty, weight decay and
+clipping at the best rate and at twice that. A class without a rate here has that of the preset, which nobody tuned for
+it.
 
     python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too
+
+With `--jobs 8 --work DIR` it trains in eight workers, dealt out among the GPUs, and goes on from DIR where it was
+stopped.
 
 ## Rates
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import ConfigError, Recipe
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.data import grammar
 from fp4dse.tasks.data.grammar import Language, ordered, rank_of
+from fp4dse.tasks.data.turns import HALF
 from fp4dse.tasks.engine.population import with_steps
 
 LANGUAGE = Language(512)
@@ -150,6 +151,47 @@ def test_windows_are_the_texts_whether_drawn_or_read_and_a_damaged_file_is_drawn
     assert (LANGUAGE.windows(8, 20, 3)[0].numpy() == texts).all()
     np.save(files[0], texts[8:16])
     assert (LANGUAGE.windows(8, 20, 3)[0].numpy()[:8] == texts[8:16]).all()  # it is what is read
+
+
+def test_texts_that_turn_copy_or_calculate_and_all_others_stay_as_they_are():
+    plain, plain_nats = Language().texts(0, 0, 400, 80)
+    tokens, nats = Language(copying=30, arithmetic=20).texts(0, 0, 400, 80)
+    copy, total, plus, equals, zero = range(Language().first[grammar.PRONOUN] + 4, 2048)[:5]
+    assert (tokens[:, :HALF] == plain[:, :HALF]).all()
+    assert (nats[:, :HALF] == plain_nats[:, :HALF]).all()
+    turned = {"copy": 0, "sum": 0}
+    for text, surprise, before, usual in zip(tokens.tolist(), nats, plain.tolist(), plain_nats, strict=True):
+        if text[HALF] == copy:
+            turned["copy"] += 1
+            assert text[HALF:] == [copy, *text[:HALF], copy, *text[: 80 - 2 * HALF - 2]]
+            assert surprise[HALF:].tolist() == pytest.approx([-np.log(0.3), *[0] * (80 - HALF - 1)])
+        elif text[HALF] == total:
+            turned["sum"] += 1
+            groups = [text[start : start + 5] for start in range(HALF + 1, 76, 5)]
+            assert all(0 <= one[n] - zero < 10 for one in groups for n in (0, 2, 4))
+            assert all([one[1], one[3]] == [plus, equals] for one in groups)
+            assert all((one[0] + one[2] - 2 * zero) % 10 == one[4] - zero for one in groups)
+            assert surprise[HALF + 1 : HALF + 6].tolist() == pytest.approx([np.log(10), 0, np.log(10), 0, 0])
+        else:
+            assert text == before
+            assert surprise[HALF] == pytest.approx(usual[HALF] - np.log(0.5), rel=1e-5)
+            assert (surprise[HALF + 1 :] == usual[HALF + 1 :]).all()
+    assert abs(turned["copy"] - 120) < 4.5 * np.sqrt(400 * 0.3 * 0.7)
+    assert abs(turned["sum"] - 80) < 4.5 * np.sqrt(400 * 0.2 * 0.8)
+
+
+def test_options_are_part_of_the_digest_and_what_is_no_option_is_refused():
+    digests = {grammar.parse_language(f"grammar{options}").digest for options in ("", "?copying=25", "?arithmetic=25")}
+    assert len(digests) == 3
+    assert grammar.parse_language("grammar?copying=0").digest == Language().digest
+    assert get_task("language", "smoke", "grammar?copying=25").digest in digests
+    for options, said in (
+        ("copy=1", "accepted: copying, arithmetic"),
+        ("copying=101", "accepted: 0 to 100, percent of the texts"),
+        ("copying=60&arithmetic=50", "found 110; accepted: 100 percent together at most"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            get_task("language", "smoke", f"grammar?{options}")
 
 
 def test_splits_and_texts_differ():
