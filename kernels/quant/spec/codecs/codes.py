@@ -17,7 +17,6 @@ from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.kernels.quant.spec.codecs.block import Encoded
 from fp4dse.kernels.quant.spec.codecs.dialects import DIALECTS
 
-
 FEW = 16
 """Magnitudes that are compared one after the other, which is faster than a search."""
 
