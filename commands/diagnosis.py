@@ -46,7 +46,6 @@ def diagnose(
     falls as 1/n in the mean of n, a biased one flattens. As JSON all is printed, and no page is written but to --out.
     """
     import msgspec
-    import torch
 
     from fp4dse.results.report import diagnosis_page as page
     from fp4dse.results.stats.causes import causes, sentence
@@ -54,11 +53,11 @@ def diagnose(
     from fp4dse.tasks import Lane, check_device, get_task
     from fp4dse.tasks.facts import rate_of
     from fp4dse.tasks.inspection.diagnosis import diagnose_lane
+    from fp4dse.tasks.threads import torch_threads
 
     if out and out.suffix != ".html":
         raise ConfigError("--out", str(out), "a path that ends in .html")
     check_device(device)
-    torch.set_num_threads(1)  # as workers train
     [asked] = parse_tasks([task], None, data, start)
     found, on = find_recipe(recipe, None), get_task(*asked)
     [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [rate_of(on, found)]
@@ -66,7 +65,8 @@ def diagnose(
         shares = [float(share) for share in at.split(",")]
     except ValueError:
         raise ConfigError("--at", at, "shares of the training with commas: 0.1,0.5,1") from None
-    diagnosis = msgspec.to_builtins(diagnose_lane(on, Lane(found, rate, seed), device, shares, passes))
+    with torch_threads(1):  # as workers train
+        diagnosis = msgspec.to_builtins(diagnose_lane(on, Lane(found, rate, seed), device, shares, passes))
     target = out or Path("runs") / "diagnosis" / f"{Path(recipe).stem}-{on.name}-{on.preset}.html".replace("/", "-")
     if out or not as_json:
         page.write_diagnosis_page(diagnosis, target)

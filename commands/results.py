@@ -268,25 +268,24 @@ def store_measure(
 
     That is what emulating FP4 takes here, not the speed of FP4 hardware. Recipes that have a figure keep it.
     """
-    import torch
-
+    from fp4dse.dse import Recipe
     from fp4dse.dse.cost import load_model
     from fp4dse.kernels.layer_time import layer_times, measured_overhead
     from fp4dse.results.store.measured import measure, series
     from fp4dse.results.text.frames import plain
     from fp4dse.results.text.ratios import counted
     from fp4dse.tasks import check_device, environment
+    from fp4dse.tasks.threads import torch_threads
 
     check_device(device)
-    torch.set_num_threads(1)  # as workers train
     shape, here = load_model(model), environment(device, 1)
     of, lines, unsteady = series(model, here), [], 0
-    for line in measure(
-        open_given(store),
-        of,
-        str(here["device_name"]),
-        lambda recipe: measured_overhead(layer_times(recipe, shape, device)),
-    ):
+
+    def timed(recipe: Recipe) -> float:
+        with torch_threads(1):  # as workers train
+            return measured_overhead(layer_times(recipe, shape, device))
+
+    for line in measure(open_given(store), of, str(here["device_name"]), timed):
         lines.append(line)
         print(f"{line['measured']:8.3f}  {line['label']}", file=sys.stderr)
         unsteady += math.isnan(line["measured"])

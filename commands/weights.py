@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,57 @@ def make(
     _hand_out(checkpoint(asked, Lane(found, rate, seed), device, _report), recipe, out, begin, as_json)
 
 
+@weights_app.command("fit", epilog="Example: fp4dse weights fit finetune:smoke --recipe mxfp4 --method gptq")
+def fit(
+    task: Annotated[
+        str,
+        typer.Argument(metavar="TASK", help="TASK or TASK:PRESET.", autocompletion=offer(completing.tasks)),
+    ],
+    recipe: Annotated[
+        str, typer.Option(help="A name, or a .toml file: its forward quantizers.", autocompletion=offer(recipe_files))
+    ] = "nvfp4",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="gptq, mr-gptq, llm-fp4, block-ap, or nearest.",
+            autocompletion=offer(lambda: ["gptq", "mr-gptq", "llm-fp4", "block-ap", "nearest"]),
+        ),
+    ] = "gptq",
+    samples: Annotated[int, typer.Option(help="Samples of calibration, in whole batches.")] = 128,
+    seed: Seed = 0,
+    lr: Annotated[float | None, typer.Option(help="Rate of block-ap. Default: the task's.")] = None,
+    data: Data = None,
+    start: Start = None,
+    device: Device = "cpu",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the weights that a task starts from to the quantizers that will round them, on calibration data.
+
+    For --from of sweep: with training.trains = none they are evaluated as they are, else trained on.
+    """
+    from fp4dse.dse import load_recipe
+    from fp4dse.sweeps.arguments import parse_lrs, parse_tasks
+    from fp4dse.sweeps.weights import fitted
+    from fp4dse.tasks import Lane, find_facts
+
+    _check(out)
+    begin = time.monotonic()
+    [asked] = parse_tasks([task], None, data, start)
+    [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [find_facts(*asked).lr]
+    path = fitted(asked, Lane(load_recipe(recipe), rate, seed), method, samples, device, _report_layers)
+    name = f"{Path(recipe).stem}-{method}"
+    _hand_out(path, name, out, begin, as_json, ("task", "preset", "recipe", "method", "samples", "seed", *_OF_FIT))
+
+
+_OF_FIT = ("loss_bf16", "loss_nearest", "loss_fitted", "recovered", "error_nearest", "error_fitted", "digest")
+
+
+def _report_layers(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\rlayer {done + 1} of {of}\033[K", end="", file=sys.stderr, flush=True)
+
+
 @weights_app.command("export", epilog="Example: fp4dse weights export runs/few/store --recipe bf16 --seed 0")
 def export(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
@@ -118,7 +170,12 @@ def _report(progress: Progress) -> None:
         print(f"\r{job_line(progress)}\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _hand_out(path: Path, recipe: str, out: Path | None, begin: float, as_json: bool) -> None:
+_OF_LANE = ("task", "preset", "recipe", "lr", "seed", "val_loss", "digest", "run_id")
+
+
+def _hand_out(
+    path: Path, recipe: str, out: Path | None, begin: float, as_json: bool, shown: Sequence[str] = _OF_LANE
+) -> None:
     """Copy a checkpoint to where it was asked for, and say what it is."""
     from fp4dse.results.store.atomic import write_atomic, writing
     from fp4dse.sweeps.weights import about
@@ -131,6 +188,5 @@ def _hand_out(path: Path, recipe: str, out: Path | None, begin: float, as_json: 
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, path.read_bytes())
-    shown = ("task", "preset", "recipe", "lr", "seed", "val_loss", "digest", "run_id")
     facts = {"file": str(target), **{key: said[key] for key in shown}, "seconds": round(time.monotonic() - begin, 1)}
     print_facts(facts, as_json)

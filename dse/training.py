@@ -186,6 +186,9 @@ class Training(Part, frozen=True):
     ramping        of the steps between updates of oscillating weights
     noise          on parameters of the policy that samples, where a task learns from its own
     distill        a teacher, where a task starts from trained weights; None: the task's loss alone
+    replay         `router`: in the trainer's forward pass a token goes to the experts that the rollout's router chose,
+                   with the weights of the trainer's own (2510.11370), where a policy that learns from its own samples
+                   has experts
     trains         `all` parameters, those alone that quantizers have `learned`, or `none`: what training starts from is
                    evaluated as it is, which is rounding to nearest after training (PTQ)
     """
@@ -206,6 +209,7 @@ class Training(Part, frozen=True):
     noise: Noise | None = None
     distill: Distill | None = None
     trains: Literal["all", "learned", "none"] = "all"
+    replay: Literal["none", "router"] = "none"
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -229,6 +233,7 @@ class Training(Part, frozen=True):
             noise=None,
             distill=None,
             trains="all",
+            replay="none",
         )
 
     @property
@@ -242,8 +247,7 @@ class Training(Part, frozen=True):
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
             for name in self.__struct_fields__
-            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout", "noise", "distill", "trains")
-            and (value := getattr(self, name)) != getattr(DEFAULT, name)
+            if name not in IN_WORDS and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         words += [] if self.reset is None else [reset_name(self.reset)]
@@ -251,11 +255,14 @@ class Training(Part, frozen=True):
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
         words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
         words += [] if self.distill is None else [distill_name(self.distill)]
+        words += {"none": [], "router": ["router replay"]}[self.replay]
         words += {"all": [], "learned": ["trains what is learned"], "none": ["untrained"]}[self.trains]
         return ", ".join(words)
 
 
 DEFAULT = Training()
+IN_WORDS = ("optimizer", "schedule", "reset", "ramping", "rollout", "noise", "distill", "trains", "replay")
+"""Fields whose label is not their name with a value."""
 
 
 def optimizer_name(optimizer: Optimizer) -> str:

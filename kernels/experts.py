@@ -31,21 +31,29 @@ def group_layers(layers: Sequence[QuantLinear], first: int = 0) -> None:
         numerics.ungrouped.add(reason)
 
 
-def expert_products(x: Tensor, layers: Sequence[QuantLinear], filled: Tensor) -> Tensor:
+def expert_products(
+    x: Tensor,
+    layers: Sequence[QuantLinear],
+    filled: Tensor,
+    numerics: LaneNumerics | None = None,
+    weights: Sequence[Tensor] | None = None,
+) -> Tensor:
     """Each expert's rows times its own weight: x [L, E, C, K] -> [L, E, C, N] of `numerics.dtype`.
 
     layers: those of `group_layers`, without biases. filled: int64 [L, E], how many of the C rows have a token; those
-    after them must be zeros.
+    after them must be zeros. numerics, weights: the layers' own, unless others are given.
     """
-    numerics, numbers = layers[0].numerics, tuple(layer.layer for layer in layers)
+    numerics, numbers = numerics or layers[0].numerics, tuple(layer.layer for layer in layers)
+    each = weights or [layer.weight for layer in layers]
     if not numerics.groups_experts or why_not_grouped(numerics, numbers):
-        each = zip(layers, x.unbind(1), filled.unbind(1), strict=True)
-        return torch.stack([_alone(layer, part.contiguous(), number) for layer, part, number in each], dim=1)
-    weights = torch.stack([layer.weight for layer in layers], dim=1)
+        rows = zip(layers, x.unbind(1), filled.unbind(1), each, strict=True)
+        alone = [_alone(layer, numerics, part.contiguous(), number, w) for layer, part, number, w in rows]
+        return torch.stack(alone, dim=1)
+    stacked = torch.stack(list(each), dim=1)
     split = numerics.split(numbers[0])
     if split is None:
-        return _together(numerics, numbers, x, weights, filled)
-    parts = zip(split.groups, split.cut(x), split.cut(weights), split.cut(filled), strict=True)
+        return _together(numerics, numbers, x, stacked, filled)
+    parts = zip(split.groups, split.cut(x), split.cut(stacked), split.cut(filled), strict=True)
     return split.join([_together(group.numerics, numbers, *part) for group, *part in parts])
 
 
@@ -66,12 +74,12 @@ def why_not_grouped(numerics: LaneNumerics, numbers: Sequence[int]) -> str | Non
     return "outliers: found learned clips; accepted: others" if learns else None
 
 
-def _alone(layer: QuantLinear, x: Tensor, filled: Tensor) -> Tensor:
+def _alone(layer: QuantLinear, numerics: LaneNumerics, x: Tensor, filled: Tensor, weight: Tensor) -> Tensor:
     """The product of one expert, x [L, C, K] -> [L, C, N], by the operation that takes all of them: which way they go
     depends on all lanes, and no lane's bits may."""
-    now = layer.numerics.at_present(layer.numerics)
+    now = numerics.at_present(numerics)
     now.filled = filled
-    return layer.product(x, numerics=now)
+    return layer.product(x, numerics=now, weight=weight)
 
 
 def _together(numerics: LaneNumerics, numbers: tuple[int, ...], x: Tensor, w: Tensor, filled: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ shape alone (ops/products). So a lane has the same bits whatever other lanes are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -38,24 +38,30 @@ from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, operand_format, 
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.dispatch import by_device, why_not_capable
 from fp4dse.kernels.ops.grouped import grouped
-from fp4dse.kernels.ops.products import bf16, in_segments, multiply, scaled
+from fp4dse.kernels.ops.products import AS_IT_IS, Finish, bf16, finished, in_segments, multiply
 
 FP8 = torch.float8_e4m3fn
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
 _UNIT = 16  # FP8 products take multiples of it along K and S
 
 
+class Run(Protocol):
+    """(a, b, finish) -> their product, finished (`products.Finish`)."""
+
+    def __call__(self, a: Tensor, b: Tensor, finish: Finish = ..., /) -> Tensor: ...
+
+
 class Gemm(msgspec.Struct, frozen=True):
     """A way to multiply operands.
 
-    run       (a, b) -> float32 [L, R, S]; a, b: float32 or `operand`
+    run       (a, b, finish) -> [L, R, S]; a, b: float32 or `operand`
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
     operand   the dtype that `run` converts operands to: a quantizer may write it directly
     whole     operands come decoded with all their factors, not as element × block scale alone
     fp32      products of FP32 numbers in the kernel that scales partial sums, `ieee` or `tf32`; None: by `run` alone
     """
 
-    run: Callable[[Tensor, Tensor], Tensor]
+    run: Run
     why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
     operand: torch.dtype = torch.float32
     whole: bool = False
@@ -92,8 +98,10 @@ def product(
     operands: tuple[Tensor, Tensor],
     factors: tuple[Tensor | None, Tensor | None],
     filled: Filled | None = None,
+    end: Finish = AS_IT_IS,
 ) -> Tensor:
-    """The product of two operands, float32 [L, R, S]: values [L, R, K] and [L, S, K], each times its factor.
+    """The product of two operands [L, R, S]: values [L, R, K] and [L, S, K], each times its factor; then as `end` says,
+    which has no factors.
 
     A factor is None, [L], one for each row ([L, R] of the first operand, [L, S] of the second), or one for each segment
     of a row ([L, R, K / 128], [L, S, K / 128]). filled: what is not zeros, where that is known.
@@ -101,26 +109,27 @@ def product(
     a, b = operands
     along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)
+    finish = end._replace(factor_a=first, factor_b=second)
     if along_a is None and along_b is None:
         if filled is None or gemm.fp32 is None:
-            return scaled(gemm.run(a, b), first, second)
-        return scaled(grouped(a.to(gemm.operand), b.to(gemm.operand), *filled, gemm.fp32), first, second)
+            return gemm.run(a, b, finish)
+        return finished(grouped(a.to(gemm.operand), b.to(gemm.operand), *filled, gemm.fp32), finish)
     if gemm.fp32 is not None:
         a, b = a.to(gemm.operand), b.to(gemm.operand)
-    return scaled(in_segments(a, b, along_a, along_b, gemm.run, gemm.fp32), first, second)
+    return finished(in_segments(a, b, along_a, along_b, gemm.run, gemm.fp32), finish)
 
 
-def fp32(a: Tensor, b: Tensor) -> Tensor:
+def fp32(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """The product of operands as they are, in FP32."""
-    return multiply(a, b)
+    return multiply(a, b, finish=finish)
 
 
-def tf32_exact(a: Tensor, b: Tensor) -> Tensor:
+def tf32_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """The product of operands whose last 13 bits are zero: TF32 drops no others."""
-    return multiply(a, b, "tf32")
+    return multiply(a, b, "tf32", finish)
 
 
-def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
+def fp8_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """The product of rows in E4M3, lane by lane: torch has no batched one. Zeros pad K and S to multiples of 16."""
     rows = b.shape[1]
     missing = -a.shape[2] % _UNIT
@@ -128,7 +137,7 @@ def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
     (qa, unit_a), (qb, unit_b) = fp8_rows(a.contiguous()), fp8_rows(b.contiguous())
     one = torch.ones((), device=a.device)
     lanes = [torch._scaled_mm(x, y.T, one, one, out_dtype=torch.float32) for x, y in zip(qa, qb, strict=True)]
-    return (torch.stack(lanes) * unit_a * unit_b.mT)[:, :, :rows]
+    return finished((torch.stack(lanes) * unit_a * unit_b.mT)[:, :, :rows], finish)
 
 
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.learned import Clips, Inside, clipped, learned_clips
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
+from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
 from fp4dse.kernels.quant.operand.kinds import Converted
@@ -39,7 +40,7 @@ BASELINE = Recipe.named("bf16")
 class Forward(NamedTuple):
     """A forward product and what its backward products need.
 
-    y                 the product, float32 [L, M, N]
+    y                 the product with its bias, [L, M, N] of the numerics' dtype
     x, w              what the backward products are computed from, [L, M, K] and [L, N, K]; x may be stored as codes
     saved_x, saved_w  for `LaneNumerics.backward`; None where the gradient passes straight through
     """
@@ -322,8 +323,18 @@ class LaneNumerics:
             self.precise_stages = frozenset([*finish.stages, *(f"{stage}.w" for stage in finish.stages_but_weights)])
         return self.precise_stages
 
-    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor | Stored, b_dim: int) -> Tensor:
-        """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
+    def gemm(
+        self,
+        stage: str,
+        layer: int,
+        a: Tensor,
+        a_dim: int,
+        b: Tensor | Stored,
+        b_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S] of a
+        dtype.
 
         a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]; b also codes that are converted, with what
         pads their rows. `layer` keys the random numbers.
@@ -333,13 +344,20 @@ class LaneNumerics:
         if isinstance(b, Tensor):
             of.choose(a, b, use, (a_dim, b_dim))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
-        return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation), self.filled)
+        qb = of.operand(second, b, replace(use, dim=b_dim), rotation)
+        return of.multiply(qa, qb, self.filled, Finish(dtype=dtype))
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
+        self,
+        layer: int,
+        x: Tensor,
+        w: Tensor,
+        save: tuple[bool, bool] = (False, False),
+        copy_x: bool = True,
+        b: Tensor | None = None,
     ) -> Forward:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. save: whether `backward` will be called for x, for w.
-        copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
+        """Y = X Wᵀ + b of x [L, M, K], w [L, N, K] and b [L, N] or None. save: whether `backward` will be called for x,
+        for w. copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
         stage, use = self._stage("fprop", layer), self.use(layer)
         rotation = stage.draw_rotation(use)
         stage.choose(x, w, use, (2, 2))
@@ -353,7 +371,8 @@ class LaneNumerics:
         if copies:
             back_x = self._copy(stage, qx, rotation, x.shape[2], packs)
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
-        return Forward(stage.multiply(qx, qw, self.filled), back_x, back_w, qx.saved, qw.saved)
+        y = stage.multiply(qx, qw, self.filled, Finish(bias=b, dtype=self.dtype))
+        return Forward(y, back_x, back_w, qx.saved, qw.saved)
 
     @staticmethod
     def _copy(stage: Stage, x: Operand, rotation: Rotation | None, length: int, packs: bool) -> Tensor | Stored:
@@ -417,6 +436,13 @@ class LaneNumerics:
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""
         return self._stage(stage, layer).input_dtype("x", dtype)
+
+    def common_dtype(self, operand: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that x, w or g of this dtype may be rounded to once for all products that take it, without a change
+        of a result."""
+        stages = [self._stage(name, layer) for name, operands in STAGES.items() if operand in operands]
+        [common, *others] = {stage.input_dtype(operand, dtype) for stage in stages}
+        return dtype if others else common
 
     def needs_forward_x(self, layer: int) -> bool:
         """True if the backward pass needs what the forward quantizer made of x, or saved for its gradient."""

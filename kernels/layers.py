@@ -30,28 +30,29 @@ class _QuantLinear(Function):
     another.
 
     Quantizers and accumulators are FP32. The bias is added to the accumulator, and what leaves is rounded once, to
-    `numerics.dtype`; the gradient of x to x's own. With a window, x are images and X their columns; images are smaller,
-    so they are saved where their columns can be made and quantized again in the backward pass.
+    `numerics.dtype`; the gradient of x to x's own. What all products of a tensor round it to is made of it first.
+    With a window, x are images and X their columns; images are smaller, so they are saved where their columns can be
+    made and quantized again in the backward pass.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
     ) -> Tensor:
-        rows = _columns(x, window, numerics, "fprop", layer) if window else x
+        rows = _columns(x, window, numerics, "fprop", layer) if window else _rounded("x", x, numerics, layer)
+        w = _rounded("w", w, numerics, layer)
         ctx.needs_forward_x = numerics.needs_forward_x(layer)
         ctx.saves_images = window is not None and (not ctx.needs_forward_x or numerics.can_requantize_x(layer))
         save_x, save_w = ctx.needs_input_grad[:2]
         save = save_x and not ctx.saves_images, save_w
-        out = numerics.forward(layer, rows, w, save=save, copy_x=not ctx.saves_images)
+        out = numerics.forward(layer, rows, w, save, not ctx.saves_images, b)
         codes = out.x if isinstance(out.x, Stored) else None
         saved = codes, out.saved_x, out.saved_w
         ctx.kinds = [type(of) if of else None for of in saved]
         kept = x if ctx.saves_images else None if codes else out.x
         ctx.save_for_backward(kept, out.w, *(t for of in saved if of for t in of))
         ctx.numerics, ctx.layer, ctx.window, ctx.shape, ctx.dtype = numerics, layer, window, x.shape, x.dtype
-        y = out.y if b is None else out.y + b[:, None, :]
-        return y.to(numerics.dtype)  # [L, M, N]
+        return out.y  # [L, M, N]
 
     @staticmethod
     @once_differentiable  # operands are detached: a derivative of this would be wrong
@@ -59,6 +60,9 @@ class _QuantLinear(Function):
         x, w, *saved = ctx.saved_tensors
         codes, saved_x, saved_w = _unpacked(ctx.kinds, iter(saved))
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
+        if ctx.needs_input_grad[2]:
+            db = wide_sum(g, 1)
+        g = _rounded("g", g, numerics, layer)
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
             if codes is not None:
                 x = numerics.restored_x(layer, codes, w.shape[2])
@@ -71,11 +75,15 @@ class _QuantLinear(Function):
                 dw = numerics.backward("w", layer, dw, saved_w)  # [L, N, K]
             x = None  # columns take much, and so do their gradients
             if ctx.needs_input_grad[0]:
-                dx = numerics.backward("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), saved_x)
+                dtype = torch.float32 if ctx.window or saved_x else ctx.dtype
+                dx = numerics.backward("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1, dtype), saved_x)
                 dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
-            if ctx.needs_input_grad[2]:
-                db = wide_sum(g, 1)
         return dx, dw, db, None, None, None
+
+
+def _rounded(operand: str, x: Tensor, numerics: LaneNumerics, layer: int) -> Tensor:
+    """x, w or g, rounded to what all products that take it round it to first: once, and what is saved is smaller."""
+    return x.to(numerics.common_dtype(operand, layer, x.dtype))
 
 
 def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, layer: int) -> Tensor:
@@ -185,10 +193,17 @@ class QuantLinear(nn.Module):
         y = self.product(rows)
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def product(self, x: Tensor, window: Window | None = None, numerics: LaneNumerics | None = None) -> Tensor:
-        """`product` with the whole weight, also that in factors. numerics: the layer's own, unless others are given."""
+    def product(
+        self,
+        x: Tensor,
+        window: Window | None = None,
+        numerics: LaneNumerics | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """`product` with the whole weight, also that in factors. numerics, weight (without the part in factors): the
+        layer's own, unless others are given."""
         numerics = numerics or self.numerics
-        y = product(x, self.weight, self.bias, numerics, self.layer, window)
+        y = product(x, self.weight if weight is None else weight, self.bias, numerics, self.layer, window)
         if self.factors is None:
             return y
         first, second = layers_of_factors(self.layer)

@@ -25,13 +25,14 @@ from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
 from fp4dse.kernels.ops.philox import signs
+from fp4dse.kernels.ops.products import AS_IT_IS, Finish, finished
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
 from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Spectral, make_slot, slot_of
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
-from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Use
+from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.channels import by_errors, by_score, in_order, put_back
@@ -145,10 +146,21 @@ class Stage(msgspec.Struct):
         operand = slot.quantize(blocks.pad(x, use.dim, self.unit).to(torch.float32), use)
         return (operand.raw.to(torch.float32) - operand.decoded())[:, :, :length]
 
-    def multiply(self, a: Operand, b: Operand, rows: Tensor | None = None) -> Tensor:
-        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S], with the product of channels that are held apart. rows: how
-        many of the layer's M rows are filled, int64 [L], where those after them are zeros; None: all may be."""
-        out = self._multiply(a, b, self._filled(a, b, rows))
+    def multiply(self, a: Operand, b: Operand, rows: Tensor | None = None, end: Finish = AS_IT_IS) -> Tensor:
+        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S], with the product of channels that are held apart, then as
+        `end` says, which has no factors. rows: how many of the layer's M rows are filled, int64 [L], where those after
+        them are zeros; None: all may be."""
+        filled = self._filled(a, b, rows)
+        if _is_one_product(a) and _is_one_product(b):
+            return self._product(a.terms[0], b.terms[0], filled, end)
+        return finished(self._sum(a, b, filled), end)
+
+    def _product(self, a: Term, b: Term, filled: Filled | None, end: Finish = AS_IT_IS) -> Tensor:
+        return product(GEMMS[self.gemm], (a.values, b.values), (a.factor, b.factor), filled, end)
+
+    def _sum(self, a: Operand, b: Operand, filled: Filled | None) -> Tensor:
+        """The sum of all products that operands of several parts make."""
+        out = self._multiply(a, b, filled)
         if a.apart is None or b.apart is None:
             return out
         held = None
@@ -175,7 +187,7 @@ class Stage(msgspec.Struct):
             for j, t in enumerate(b.terms):
                 if i and j and no_errors:
                     continue
-                part = product(GEMMS[self.gemm], (s.values, t.values), (s.factor, t.factor), filled)
+                part = self._product(s, t, filled)
                 out = part if out is None else out + part
         assert out is not None
         unquantized = GEMMS["fp32"].run
@@ -239,6 +251,11 @@ class Stage(msgspec.Struct):
         """True if the slot's kernel rotates the operand; not if what clamping cuts off the other is multiplied with
         it, which is rotated too."""
         return self.slots[name].rotates(use) and not self._other(name).multiplies_rest
+
+
+def _is_one_product(of: Operand) -> bool:
+    """True if the operand has one term and nothing that is multiplied apart."""
+    return len(of.terms) == 1 and of.rest is None and of.part is None and of.apart is None
 
 
 def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, backend: Backend) -> dict[str, Stage]:

@@ -51,6 +51,7 @@ AROUND = {
     "noise": "on parameters of the policy that samples, none without it",
     "distill": "weight and temperature of the distance from a teacher in the loss; none without one",
     "trains": "what is trained: all, what quantizers have learned alone, or none",
+    "replay": "router: the trainer sends tokens to the experts that the rollout chose; none by default",
     "tis": "bound of the weight that corrects samples for it, null without one",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}
@@ -68,6 +69,8 @@ and with them:
 | --- | --- | --- |
 | `baseline_loss` | double | held-out loss of BF16 at its best learning rate, same setting and seed |
 | `gap_matched` | double | the same against BF16 with the recipe's training side (`baseline_id`) |
+| `gap_reducible` | double | the gap of the loss above the entropy of the data, where a task knows it (`metric_name` \
+`excess`) |
 | `gap` | double | log(val_loss / baseline_loss); exp(gap) - 1 is what tables show. Where \
 `gap_unit` is `points`, val_loss - baseline_loss. inf if diverged, null without BF16 |
 | `overhead_low` | double | `overhead` with better software (`low` of cost.md), worked out when rows are read |

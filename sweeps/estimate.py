@@ -139,15 +139,16 @@ def _measure(job: Job) -> list[tuple[float, float, int]] | str:
 
     from fp4dse.tasks import train
     from fp4dse.tasks.engine.lane_counts import why_not_fit
+    from fp4dse.tasks.threads import torch_threads
     from fp4dse.tasks.worker import task_of
 
-    torch.set_num_threads(job.threads)
-    task = task_of(job)
     measured = []
-    for lanes, steps in ((job.lanes[:2], 1), (job.lanes, FEW_STEPS), (job.lanes, CALIBRATION_STEPS)):
-        try:
-            result = train(msgspec.structs.replace(task, steps=steps), lanes, job.device)
-        except (MemoryError, torch.OutOfMemoryError):
-            return why_not_fit(task, lanes, job.device)
-        measured.append((result.setup_s, result.train_s, result.peak_memory_bytes))
+    with torch_threads(job.threads):
+        task = task_of(job)
+        for lanes, steps in ((job.lanes[:2], 1), (job.lanes, FEW_STEPS), (job.lanes, CALIBRATION_STEPS)):
+            try:
+                result = train(msgspec.structs.replace(task, steps=steps), lanes, job.device)
+            except (MemoryError, torch.OutOfMemoryError):
+                return why_not_fit(task, lanes, job.device)
+            measured.append((result.setup_s, result.train_s, result.peak_memory_bytes))
     return measured

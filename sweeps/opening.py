@@ -26,6 +26,7 @@ from fp4dse.results.store.spaces import record_space
 from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, Executor, open_executor
 from fp4dse.sweeps.executors.folder import folder_of
+from fp4dse.sweeps.executors.outcome import most_lanes
 from fp4dse.sweeps.job_sizes import recall_sizes
 from fp4dse.sweeps.plan import checked_cost
 from fp4dse.sweeps.progress import display
@@ -91,6 +92,8 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         runner = open_executor(request.executor, work, setting.machine, command, request.job_limit_s, request.options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
         recall_sizes(setting)
+        if request.executor == "local" and "lanes" in request.options:
+            setting.sizes = dict.fromkeys(setting.contexts, most_lanes(request.options))
         scheduler = Scheduler(runner, deque(), setting.context, backoff_s=request.backoff_s)
         why_stop = partial(_reason_to_stop, runner, signals, begin, request.budget_s, is_asked)
         sweep = Sweep(store, work, scheduler, setting, state, leftovers, request.record, signals, why_stop, show)

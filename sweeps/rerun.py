@@ -25,6 +25,7 @@ from fp4dse.sweeps.stores import work_folder
 from fp4dse.tasks import environment, train
 from fp4dse.tasks.engine.lane_counts import why_not_fit
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
+from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.worker import task_of
 
 CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + [
@@ -82,11 +83,11 @@ def failed_jobs(store: Store) -> Iterator[tuple[Job, dict[str, Any], list[str]]]
 def run_one(job: Job, context: dict[str, Any], store: Store, report: Callable[[Progress], None]) -> list[LaneResult]:
     """Train the job here and store its rows. ConfigError if it does not fit into memory; whatever else training raises
     comes out as it is."""
-    torch.set_num_threads(job.threads)
     begin = time.monotonic()
     task, name = task_of(job), job_name(job)
     try:
-        result = train(task, job.lanes, job.device, report)
+        with torch_threads(job.threads):
+            result = train(task, job.lanes, job.device, report)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError("job", name, f"one that fits ({why_not_fit(task, job.lanes, job.device)})") from error
     result.environment = environment(job.device, job.threads)

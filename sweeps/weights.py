@@ -42,14 +42,13 @@ def checkpoint(
     if path.exists():
         return path
     check_task(facts, device)
-    import torch
-
     from fp4dse.tasks.catalogue import get_task
     from fp4dse.tasks.start.make_weights import make_weights
     from fp4dse.tasks.start.weights import digest_of, write_weights
+    from fp4dse.tasks.threads import torch_threads
 
-    torch.set_num_threads(threads)
-    weights, result = make_weights(get_task(*asked), lane, device, report)
+    with torch_threads(threads):
+        weights, result = make_weights(get_task(*asked), lane, device, report)
     said = {name: context[name] for name in (*KEY, "start_digest", "steps") if name not in _OF_LANE}
     said |= {"run_id": run_id, "config_id": lane.recipe.config_id, "recipe": lane.recipe.label()}
     said |= {"lr": lane.lr, "seed": lane.seed, "val_loss": result.val_loss, "digest": digest_of(weights)}
@@ -97,6 +96,42 @@ def checkpoint_of_row(
     if (again := about(path)["val_loss"]) != row["val_loss"]:
         said = f"val_loss {row['val_loss']!r} of run {row['run_id']}, but {again!r} when it was trained again"
         raise StoreError(f"{store.path}: {said}")
+    return path
+
+
+def fitted(
+    asked: Sequence[str],
+    lane: Lane,
+    method: str,
+    samples: int,
+    device: str = "cpu",
+    report: Callable[[int, int], None] = lambda *_: None,
+) -> Path:
+    """Weights that a lane would start from, fitted to its forward quantizers, in the cache; they are fitted in this
+    process if they are not there. Arguments as of fit_weights and `checkpoint`."""
+    facts = find_facts(*asked)
+    threads = find_machine(device).threads
+    context = task_context(facts, environment(device, threads))
+    check_task(facts, device)
+    import torch
+
+    from fp4dse.tasks.catalogue import get_task
+    from fp4dse.tasks.fitted.fit import REV, fit_weights
+    from fp4dse.tasks.start.weights import digest_of, write_weights
+
+    run_id = lane_id(lane, context)
+    path = cache_folder() / "weights" / f"{run_id}-{method}-{samples}-{REV}{ENDING}"
+    if path.exists():
+        return path
+    torch.set_num_threads(threads)
+    found = fit_weights(get_task(*asked), lane, method, samples, device, report)
+    said = {name: context[name] for name in (*KEY, "start_digest") if name not in _OF_LANE}
+    said |= {"config_id": lane.recipe.config_id, "recipe": lane.recipe.label(), "seed": lane.seed, "lr": lane.lr}
+    said |= {"method": method, "samples": samples, "digest": digest_of(found.weights), "recovered": found.recovered}
+    said |= {f"loss_{name}": value for name, value in found.losses.items()}
+    for at, name in enumerate(("nearest", "fitted")):
+        said[f"error_{name}"] = {layer: of[at] for layer, of in found.errors.items()}
+    write_weights(path, found.weights, said)
     return path
 
 

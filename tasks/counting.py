@@ -28,10 +28,16 @@ class Counting(LaneNumerics):
         super().__init__(*given, **more)
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
+        self,
+        layer: int,
+        x: Tensor,
+        w: Tensor,
+        save: tuple[bool, bool] = (False, False),
+        copy_x: bool = True,
+        b: Tensor | None = None,
     ) -> Forward:
         self.products[layer] = self.products.get(layer, 0.0) + x.shape[1] * w.shape[1] * w.shape[2]
-        return super().forward(layer, x, w, save, copy_x)
+        return super().forward(layer, x, w, save, copy_x, b)
 
 
 class SequentialCounting(SequentialNumerics):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
     """ConfigError for a rollout, a correction for one, or noise in it, with a task that does not learn from samples of
-    its own."""
+    its own; and for the replay of its router with a policy that has none."""
     training = recipe.training
     found: dict[str, object] = {"tis": training.tis}
     found["rollout"] = None if training.rollout is None else rollout_name(training.rollout)
@@ -27,6 +27,9 @@ def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
         if value is not None and not task.rolls_out:
             accepted = f"nothing with {task.name}, which does not learn from samples of its own"
             raise ConfigError(f"training.{field}", value, accepted)
+    if training.replay != "none" and not task.replays:
+        accepted = f"none with {task.name}:{task.preset}, whose model has no experts that a rollout chooses"
+        raise ConfigError("training.replay", training.replay, accepted)
 
 
 class Experience(Protocol):

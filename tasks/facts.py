@@ -37,6 +37,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     rolls_out: bool = False
     gap_unit: str | None = None
     has_teacher: bool = False
+    replays: bool = False
 
 
 def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:

@@ -7,12 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def squared_error(out: Tensor, y: Tensor) -> Tensor:
-    """(out - y)², of the shape that both have."""
-    error = out - y
-    return error * error
-
-
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     """-log p of the labels, in nats: logits out [L, …, classes], y int64 [L, …] -> [L, …]."""
     return -F.log_softmax(out, dim=-1).gather(-1, y[..., None])[..., 0]

@@ -9,21 +9,21 @@ from __future__ import annotations
 import sys
 
 import msgspec
-import torch
 
 from fp4dse.tasks.engine.lane_counts import free_memory, search_lanes
 from fp4dse.tasks.job import Job
+from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.worker import task_of
 
 
 def main(least: int, most: int, share: int) -> None:
     """Measure."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    torch.set_num_threads(job.threads)
     recipes = list(dict.fromkeys(lane.recipe for lane in job.lanes))
     memory = free_memory(job.device) / share
-    for lanes in search_lanes(task_of(job), recipes, job.device, memory, most, least):
-        print(lanes, flush=True)
+    with torch_threads(job.threads):
+        for lanes in search_lanes(task_of(job), recipes, job.device, memory, most, least):
+            print(lanes, flush=True)
 
 
 if __name__ == "__main__":

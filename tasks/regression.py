@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.ops.philox import STREAMS, normal
+from fp4dse.kernels.ops.squared_error import squared_error
 from fp4dse.tasks.data.tabular import Table, read_table
 from fp4dse.tasks.draws import seed_keys
-from fp4dse.tasks.losses import squared_error
 from fp4dse.tasks.task import Problem, Task
 
 REV = 1

@@ -70,6 +70,7 @@ class Task(msgspec.Struct, frozen=True):
                 model; None: those of `problem`
     experience  (model, numerics, draws) -> Experience, of a task that learns from what its own model does: batches come
                 from there, and so do held-out losses. The loss is one of its batches'
+    replays     its samples say which experts each token went to, and a trainer can send them there again
     packed      layers whose weight gradient takes the forward pass's quantized x keep codes of it for that
                 (LaneNumerics.packed); no bit depends on it
     recompute   blocks of a model that has some keep their inputs for the backward pass and nothing in between, which is
@@ -114,6 +115,7 @@ class Task(msgspec.Struct, frozen=True):
     samples: Callable[[], int] | None = None
     pretrain: Callable[[Sequence[int], str], dict[str, Tensor]] | None = None
     experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
+    replays: bool = False
     packed: bool = False
     recompute: bool = False
     logits: Callable[[Any], Tensor] | None = None

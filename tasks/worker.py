@@ -52,6 +52,7 @@ from fp4dse.tasks.engine.lane_counts import is_alone_on, why_not_fit
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
 from fp4dse.tasks.rungs import keep_lanes
 from fp4dse.tasks.task import Task
+from fp4dse.tasks.threads import torch_threads
 
 CHECKPOINT = "checkpoint.pt"
 """Name of a job's checkpoint, beside its result."""
@@ -161,7 +162,11 @@ def run_in_child(job: Job, out: Path) -> int:
 
 def run(job: Job, out: Path) -> int:
     """Train the job and write its result; returns the exit code."""
-    torch.set_num_threads(job.threads)
+    with torch_threads(job.threads):
+        return _run(job, out)
+
+
+def _run(job: Job, out: Path) -> int:
     here = environment(job.device, job.threads)
     if any(here[name] != wanted for name, wanted in job.only_on.items()):
         found = ", ".join(str(here[name]) for name in job.only_on)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import os
+import shutil
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,13 +18,34 @@ settings.load_profile("fp4dse")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory):
-    """What tests make up is not remembered for the user. Processes of one session share it, above all compiled code."""
+def own_cache(tmp_path_factory, pytestconfig):
+    """What tests make up is not remembered for the user. Processes of one session share it. The native code, which has
+    the hash of its sources in its name and takes a compiler five seconds, is kept for the next session."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    own = shared / "cache" / "fp4dse"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(own.parent))
+        if (cache := getattr(pytestconfig, "cache", None)) is None:  # -p no:cacheprovider
+            yield
+            return
+        kept = cache.mkdir("native")
+        _copy_native(kept, own)
         yield
+        _copy_native(own, kept)
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            for file in sorted(kept.glob("native-*.so"), key=os.path.getmtime)[:-4]:
+                file.unlink()  # of sources of long ago
+
+
+def _copy_native(source: Path, target: Path) -> None:
+    """Copy the library, which appears whole, as another process may look for it."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("native-*.so"):
+        if not (target / file.name).exists():
+            hidden = target / f".{file.name}.{os.getpid()}"
+            shutil.copyfile(file, hidden)
+            hidden.replace(target / file.name)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,7 +60,8 @@ def no_power_cuts():
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is collected stays to the end: no search for garbage goes through it again, which takes half a second. And
-    garbage is searched for rarely, as its search took four hundredths of the time of tests."""
+    garbage is searched for rarely, as its search took four hundredths of the time of tests. At the exit all is let go
+    of, or Triton's library counts on standard error what it still holds; not before, as pytest searches twice then."""
     gc.disable()
     try:
         return (yield)
@@ -43,11 +69,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
-
-
-def pytest_unconfigure() -> None:
-    """At the end all is let go of, or Triton's library counts on standard error what it still holds."""
-    gc.unfreeze()
+        atexit.register(gc.unfreeze)
 
 
 def pytest_report_header() -> str:

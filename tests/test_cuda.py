@@ -25,7 +25,8 @@ from fp4dse.kernels.quant.triton import unfused
 from fp4dse.kernels.quant.triton.features import features_of
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.bench.speed import with_amax
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population
+from tests.tasks.in_two import train_in_two
 
 pytestmark = pytest.mark.gpu
 
@@ -496,8 +497,5 @@ def test_lanes_that_stay_do_not_notice_that_others_leave(task, preset, names, fe
 def test_a_training_goes_on_from_its_checkpoint(tmp_path):
     task = msgspec.structs.replace(get_task("regression", "smoke"), steps=60)
     lanes = [Lane(held("nvidia-nvfp4"), task.lr, seed) for seed in (0, 1)]
-    asked = iter([False] * 30 + [True])
-    with pytest.raises(Stopped):
-        train(task, lanes, "cuda", checkpoint=tmp_path / "file", should_stop=lambda: next(asked))
-    again = train(task, lanes, "cuda", checkpoint=tmp_path / "file")
-    assert again.lanes == train(task, lanes, "cuda").lanes
+    again = train_in_two(task, lanes, "cuda", file=tmp_path / "file", after=30)
+    assert again == train(task, lanes, "cuda").lanes

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import pytest
 
 import fp4dse
+from tests.each import each
 
 ROOT = Path(__file__).parent.parent
 TOP = ("__init__.py", "__main__.py", "cli.py")
@@ -101,7 +103,7 @@ def imports_of(file: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("file", modules(), ids=lambda file: str(file.relative_to(ROOT)))
+@each("file", modules())
 def test_imports_run_one_way(file):
     room = file.relative_to(ROOT).parts[0].removesuffix(".py")
     imports = imports_of(file)
@@ -461,6 +463,7 @@ WITH_MORE = {
     "commands/train.py:confirm": "a command: each parameter is an option of it",
     "commands/layers.py:sensitivity": "a command: each parameter is an option of it",
     "commands/diagnosis.py:diagnose": "a command: each parameter is an option of it",
+    "commands/weights.py:fit": "a command: each parameter is an option of it",
     "kernels/quant/triton/operators.py:_operand": _OPERATOR,
     "kernels/quant/triton/operators.py:_packed": _OPERATOR,
     "kernels/quant/triton/operators.py:_both": _OPERATOR,
@@ -548,7 +551,7 @@ def without_types(source: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("file", sorted({*ROOT.glob("kernels/ops/**/*.py"), *ROOT.glob("kernels/quant/triton/*.py")}))
+@each("file", sorted({*ROOT.glob("kernels/ops/**/*.py"), *ROOT.glob("kernels/quant/triton/*.py")}))
 def test_of_modules_that_mypy_is_lenient_with_only_tritons_functions_have_no_types(file):
     assert not without_types(file.read_text())
 
@@ -557,6 +560,67 @@ def test_a_function_without_types_is_found():
     typed = "class C:\n    def whole(self, x: int, *_: int) -> int: ...\n"
     kernel = "@triton.jit\ndef kernel(x): ...\n"
     assert without_types(f"{typed}{kernel}def one(x) -> int: ...\ndef two(**x): ...\n") == {"one", "two"}
+
+
+# --- code that nothing needs ---------------------------------------------------------------------------------------
+
+
+UNCALLED = {
+    "kernels/quant/descriptor.py: BOUNDS": "the width of a column that a test reads",
+    "kernels/quant/counters.py: SQUARED_ERRORS": "the names of sums, which `count` writes out",
+    "results/stats/agreement.py: agreement_with_fewer_seeds": "docs/study/tables.py makes the study's page of it",
+    "tasks/language/expert_parallel.py: swap_over": "for users with several ranks: docs/language.md",
+}
+"""What no code of the package needs, each with the reason why it stays."""
+
+
+def words_of(tree: ast.AST) -> Iterator[str]:
+    """Names that are read, imported or spelled in short texts, which is how lazy names and Triton's launchers are asked
+    for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
+            yield from re.findall(r"\w+", node.value)
+
+
+def uncalled(sources: dict[str, str]) -> set[str]:
+    """Functions, classes and constants of modules that are named nowhere but where they are defined; commands are
+    called by their users."""
+    trees = {name: parsed(source) for name, source in sources.items()}
+    counts = Counter(word for tree in trees.values() for word in words_of(tree))
+    found = set()
+    for file, tree in trees.items():
+        for node in tree.body:
+            own: Counter[str] = Counter()
+            match node:
+                case ast.FunctionDef() | ast.ClassDef():
+                    names = [] if any("command" in ast.unparse(of) for of in node.decorator_list) else [node.name]
+                    own = Counter(words_of(node))
+                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                    names = [name]
+                case _:
+                    names = []
+            found |= {f"{file}: {n}" for n in names if counts[n] <= own[n] and n != "_" and not n.startswith("__")}
+    return found
+
+
+def test_all_code_is_needed_by_other_code():
+    assert uncalled({str(file.relative_to(ROOT)): file.read_text() for file in modules()}) == UNCALLED.keys()
+
+
+def test_code_that_nothing_needs_is_found():
+    used = {"a.py": "def f(): ...\nN = 3\nclass C: ...\n", "b.py": "from a import f\nf(N, 'C')\n"}
+    assert not uncalled(used)
+    assert uncalled({"a.py": "def f(): f()\nX: int = 3\nclass C:\n    def g(self): return C()\n"}) == {
+        "a.py: f",
+        "a.py: X",
+        "a.py: C",
+    }
 
 
 # --- docstrings ---------------------------------------------------------------------------------------------------

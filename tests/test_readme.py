@@ -16,6 +16,7 @@ from fp4dse.dse import ConfigError, Space, recipe_from_dict
 from fp4dse.dse.space.space import Count
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_sweep
+from tests.each import each
 
 ROOT = Path(__file__).parent.parent
 PAGES = {file.name: file.read_text(encoding="utf-8") for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
@@ -59,7 +60,7 @@ def test_commands_are_found():
     assert len(ON_PAPER) > 2
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda text: text[:60])
+@each("page, line", COMMANDS)
 def test_a_command_exists_with_its_arguments(page, line):
     command, arguments = typer.main.get_command(cli.app), words(line)
     while hasattr(command, "commands"):
@@ -67,7 +68,7 @@ def test_a_command_exists_with_its_arguments(page, line):
     command.make_context("fp4dse", arguments)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each("name", EVERY)
 def test_help_ends_with_an_example_that_parses(name):
     line = EVERY[name].epilog.removeprefix("Example: fp4dse ")
     assert line.startswith(name)

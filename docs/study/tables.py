@@ -1,24 +1,33 @@
 """Makes the tables of findings.md anew from the study's store: `python docs/study/tables.py`.
 
-A table stands between `<!-- effects of TASK:PRESET -->` or `<!-- lanes -->` and others, and the next `<!-- end -->`.
+A table stands between its marker, `<!-- effects of TASK:PRESET -->`, `<!-- front of TASK:PRESET -->`,
+`<!-- answers -->` or one of those below, and the next `<!-- end -->`.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from fp4dse.dse import Space
-from fp4dse.results import open_store
-from fp4dse.results.stats.agreement import agreement, agreement_with_fewer_seeds, published
-from fp4dse.results.stats.answers import effects_of
+from fp4dse.dse import SLOTS, Recipe, Space, recipe_from_dict
+from fp4dse.dse.cost import BAND
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.results import open_store, summarize
+from fp4dse.results.stats.agreement import Ranked, agreement, agreement_with_fewer_seeds, compared, published
+from fp4dse.results.stats.answers import answers, effects_of
+from fp4dse.results.stats.extrapolation import extrapolation
 from fp4dse.results.stats.intervals import mean_interval
-from fp4dse.results.stats.paired import add_gap, by_seed
+from fp4dse.results.stats.paired import add_gap, by_seed, rows_at_best_lr
 from fp4dse.results.stats.questions import Questions, load_questions
-from fp4dse.results.text.answer_tables import effect_tables
-from fp4dse.results.text.ratios import change_with_range
+from fp4dse.results.stats.spread import spread_over_seeds
+from fp4dse.results.text.answer_tables import answer_rows, effect_tables
+from fp4dse.results.text.ratios import change, change_with_range
+from fp4dse.results.views import front
 
 HERE = Path(__file__).parent
 
@@ -42,7 +51,11 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
     """The table that a marker names, in Markdown."""
     if marker in _OF_RUNS:
         return _markdown(_OF_RUNS[marker](runs))
-    task = marker.removeprefix("effects of ")
+    if marker == "answers":
+        return _markdown(_answers(runs, effects, questions))
+    what, _, task = marker.partition(" of ")
+    if what == "front":
+        return _markdown(_front(runs[(runs["task"] + ":" + runs["preset"]).eq(task)]))
     mine = effects[(effects["task"] + ":" + effects["preset"]).eq(task)]
     parts = []
     for title, rows in effect_tables(mine, questions).items():
@@ -50,7 +63,31 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
             parts.append(
                 f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k != 'task'} for row in rows])}"
             )
-    return "".join(parts) + "\n"
+    return "".join(parts) + "\n" if parts else _markdown([])
+
+
+def _answers(runs: pd.DataFrame, effects: pd.DataFrame, questions: Questions) -> list[dict[str, object]]:
+    """A row for each effect: its answer, from what, and what it does to the modelled time of a step."""
+    screen = effects[(effects["task"] + ":" + effects["preset"]).eq(questions.screen)]
+    found = screen.set_index(["question", "effect", "evaluation"])
+    first = runs.drop_duplicates("config_id").set_index("config_id")
+    recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first["recipe"].items()}
+    here = set(runs.loc[(runs["task"] + ":" + runs["preset"]).eq(questions.screen), "config_id"])
+    of = {(question.id, effect.name): effect for question in questions.questions for effect in question.effects}
+    rows = []
+    for answer in answer_rows(answers(effects, questions)):
+        key = answer["question"], answer["effect"]
+        pairs = [pair for pair in of[key].pairs(recipes) if here.issuperset(pair)]
+        before, after = (list(side) for side in zip(*pairs, strict=True))
+        row: dict[str, object] = {"": answer["question"], "effect": answer["effect"]}
+        for evaluation, heading in (("quantized", "loss"), ("bf16", "loss in BF16")):
+            line = found.loc[(*key, evaluation)]
+            row["pairs × seeds"] = f"{len(pairs)} × {line['seeds']}"
+            row[heading] = change_with_range(line["difference"], line["low"], line["high"])
+        ends = [np.mean(first.loc[after, end].to_numpy() - first.loc[before, end].to_numpy()) for end in BAND]
+        row["step time"] = " to ".join(f"{end:+.3f}" for end in ends)
+        rows.append({**row, "answer": answer["answer"], "why": answer["why"]})
+    return rows
 
 
 def _lanes(runs: pd.DataFrame) -> list[dict[str, object]]:
@@ -104,15 +141,17 @@ def _agreement(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _fewer_seeds(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each number of seeds: agreement with Quartet II's order in each group, over all choices of seeds."""
+    """A row for each task and number of seeds: agreement with Quartet II's order in each group, over all choices of
+    seeds."""
     found = agreement_with_fewer_seeds(runs[runs["task"].eq("language")])
     found = found[found["published"].eq("quartet2")]
     return [
         {
+            "task": f"{task}:{preset}",
             "seeds": seeds,
             **{line.group: f"{line.agree:.0%} ({line.agree_least:.0%} at least)" for line in lines.itertuples()},
         }
-        for seeds, lines in found.groupby("seeds")
+        for (task, preset, seeds), lines in found.groupby(["task", "preset", "seeds"], observed=True)
     ]
 
 
@@ -121,17 +160,118 @@ def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
     found = published(runs)
     mine = found["published"].eq("quartet2") & found["task"].eq("language")
     found = found[mine].sort_values(["group", "published_gap"])
+    rows: dict[str, dict[str, object]] = {}
+    for line in found.itertuples():
+        row = rows.setdefault(line.scheme, {"group": line.group, "scheme": line.scheme})
+        row["30M, published"] = f"{100 * line.published_gap:+.2f} %"
+        row[f"{line.task}:{line.preset}"] = _gap(line.gap, line.gap_low, line.gap_high, line.pairs)
+    return list(rows.values())
+
+
+def _front(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each recipe that is on the front with the best software, with the worst or with the middling one."""
+    if runs.empty:
+        return []
+    found = front(runs)
     return [
         {
-            "group": line.group,
-            "scheme": line.scheme,
-            "30M, published": f"{100 * line.published_gap:+.2f} %",
-            f"{line.task}:{line.preset}": change_with_range(line.gap, line.gap_low, line.gap_high),
-            "seeds": line.pairs,
+            "recipe": line.label,
+            "loss": _gap(line.gap, line.gap_low, line.gap_high, line.pairs),
+            "loss in BF16": change(line.gap_bf16),
+            "time of a step": f"{line.overhead:.2f} ({line.overhead_low:.2f} to {line.overhead_high:.2f})",
+            "chance of the front": f"{line.p_front:.2f}",
         }
-        for line in found.itertuples()
+        for line in found[found["on_front"]].itertuples()
     ]
 
+
+def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each recipe of `halve.toml` and `quartet2-10M.toml`: its gap at each size that has it."""
+    lines = summarize(runs[runs["task"].eq("language")])
+    lines = lines[lines["config_id"].isin(_GROUPS) & lines["gap"].notna()]
+    sizes = sorted(lines["preset"].unique(), key=lambda preset: float(preset.rstrip("M")))
+    found = lines.set_index(["config_id", "preset"])
+    labels = lines.drop_duplicates("config_id").set_index("config_id")["label"]
+    rows = []
+    for name, group in _GROUPS.items():
+        row: dict[str, object] = {"quantizes": group, "recipe": labels.get(name, name)}
+        for preset in sizes:
+            if (name, preset) in found.index:
+                line = found.loc[name, preset]
+                row[preset] = _gap(line["gap"], line["gap_low"], line["gap_high"], line["pairs"])
+        rows.append(row)
+    return rows
+
+
+def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each pair of sizes and group of recipes: does the smaller order them as the larger does?"""
+    rows = rows_at_best_lr(runs[runs["task"].eq("language")])
+    rows = rows[rows["config_id"].isin(_GROUPS) & rows["gap"].notna()]
+    gaps = {}
+    for preset, part in rows.groupby("preset", observed=True):
+        ids, values = by_seed(part, part["gap"])
+        gaps[preset] = pd.DataFrame(100 * values, index=ids)
+    lines = []
+    sizes = sorted(gaps, key=lambda preset: float(preset.rstrip("M")))
+    for (small, large), group in itertools.product(itertools.combinations(sizes, 2), dict.fromkeys(_GROUPS.values())):
+        both = [n for n, of in _GROUPS.items() if of == group and n in gaps[small].index and n in gaps[large].index]
+        if len(both) < 3:
+            continue
+        spread = spread_over_seeds(gaps[large].loc[both].dropna(axis="columns", how="all").to_numpy())
+        proxy = gaps[small].loc[both].dropna(axis="columns", how="all").to_numpy()
+        error = float(np.sqrt(np.mean(spread.error**2)))
+        found = compared(Ranked(large, group, both, spread.mean, proxy, len(both)), error)
+        lines.append(
+            {
+                "sizes": f"{small} for {large}",
+                "quantizes": group,
+                "recipes": len(both),
+                "pairs 0.2 % apart": found["pairs"],
+                "in the same order": f"{found['agree']:.0%} ({found['agree_low']:.0%} to {found['agree_high']:.0%})",
+                "of a perfect proxy": f"{found['ceiling_agree']:.0%}",
+            }
+        )
+    return lines
+
+
+def _extrapolated(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each model of how gaps grow: its predictions for the largest size, from the others."""
+    found = extrapolation(runs[runs["task"].eq("language")])
+    return [
+        {
+            "prediction of": preset,
+            "model": model,
+            "recipes": len(lines),
+            "measured − predicted, median": f"{100 * lines['difference'].median():+.2f} %",
+            "within its interval": f"{lines['error'].abs().le(1).mean():.0%}",
+            "right side, of pairs 0.2 % apart": f"{lines['agree'].sum() / lines['pairs'].sum():.0%}",
+        }
+        for (preset, model), lines in found.groupby(["preset", "model"], sort=False, observed=True)
+    ]
+
+
+def _gap(gap: float, low: float, high: float, seeds: int) -> str:
+    """A gap with its 95 % interval and the seeds that it is from."""
+    return f"{change_with_range(gap, low, high)}, {int(seeds)} seeds"
+
+
+def _groups() -> dict[str, str]:
+    """config_id -> what the recipe quantizes, of the recipes that are trained at 10M."""
+    found = {}
+    for file in ("halve.toml", "quartet2-10M.toml"):
+        for recipe in Space.load(HERE / file).recipes():
+            canonical = recipe.canonical()
+            passes = [any(not q.is_plain for q in part) for part in _slots(canonical)]
+            found[canonical.config_id] = {(True, True): "all", (True, False): "forward"}.get(tuple(passes), "backward")
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+
+def _slots(recipe: Recipe) -> tuple[list[Quantizer], list[Quantizer]]:
+    forward = [recipe.slot(slot) for slot in SLOTS if slot.startswith("fprop")]
+    return forward, [recipe.slot(slot) for slot in SLOTS if not slot.startswith("fprop")]
+
+
+_GROUPS = _groups()
 
 _OF_RUNS = {
     "lanes": _lanes,
@@ -139,12 +279,18 @@ _OF_RUNS = {
     "agreement": _agreement,
     "fewer-seeds": _fewer_seeds,
     "published": _published,
+    "sizes": _sizes,
+    "order": _order,
+    "extrapolated": _extrapolated,
 }
 """Marker -> rows of its table, of all runs."""
 
 
 def _markdown(rows: list[dict[str, object]]) -> str:
-    names = list(rows[0])
+    """The rows as a table, with the columns of all of them; in words where there are none."""
+    if not rows:
+        return "\nNothing was trained for this yet.\n\n"
+    names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, ["---"] * len(names), *([str(row.get(name, "")) for name in names] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

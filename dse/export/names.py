@@ -87,10 +87,3 @@ def numbers(rule: LayerRule, blocks: int | None) -> tuple[int, ...] | None:
 def _meant(rule: LayerRule, blocks: int) -> tuple[int, ...]:
     where = LayerRule(first=rule.first, last=rule.last, blocks=rule.blocks, fprop_rotation="none")
     return tuple(i for i in range(blocks) if where.matches(Place("linear", i, blocks)))
-
-
-def as_slice(found: tuple[int, ...]) -> str:
-    """`3`, `2:6` for neighbours; empty if they are none."""
-    if list(found) != list(range(found[0], found[0] + len(found))):
-        return ""
-    return str(found[0]) if len(found) == 1 else f"{found[0]}:{found[-1] + 1}"

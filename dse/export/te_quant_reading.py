@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import msgspec
@@ -74,12 +74,12 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class _Matcher(msgspec.Struct, frozen=True):
-    """Layers in words and blocks (None: all), with their config and whether it holds in blocks that are BF16."""
+    """Layers in words and blocks, with their config and whether it holds in blocks that are BF16."""
 
     config: str
     over: bool
     words: tuple[str, ...]
-    blocks: tuple[int, ...] | None
+    blocks: tuple[int, ...]
 
 
 def read_te_quant(text: str, where: str, arguments: str | None = None) -> Imported:
@@ -211,7 +211,7 @@ def _matcher(
         if words is None:
             accepted = f"a glob that means whole kinds of layers, as *.linear_fc1 does (this one: {', '.join(leaves)})"
             raise ConfigError(at_key(where, *keys, "pattern"), pattern, accepted)
-        found.append(_Matcher(config, over, words, None if len(blocks) == BLOCKS else blocks))
+        found.append(_Matcher(config, over, words, blocks))
     return found
 
 
@@ -230,36 +230,50 @@ def _absent(pattern: str) -> list[str]:
 
 
 def _merged(matchers: list[_Matcher]) -> list[_Matcher]:
-    """Neighbours of one config as one: the same layers in more blocks, or more layers in the same blocks."""
-    merged: list[_Matcher] = []
-    for one in _merge_blocks(matchers):
-        before = merged[-1] if merged else None
-        if before and (before.config, before.over, before.blocks) == (one.config, one.over, one.blocks):
-            merged[-1] = msgspec.structs.replace(before, words=tuple(dict.fromkeys((*before.words, *one.words))))
-        else:
-            merged.append(one)
-    return merged
+    """The fewest matchers by which the same config holds in every layer, in the same order: what is written of them and
+    read again is the same. Where one is left out, those beside it may have become neighbours."""
+    while (fewer := _without_held(_joined(matchers))) != matchers:
+        matchers = fewer
+    return matchers
 
 
-def _merge_blocks(matchers: list[_Matcher]) -> list[_Matcher]:
-    merged: list[_Matcher] = []
+def _joined(matchers: list[_Matcher]) -> list[_Matcher]:
+    """Neighbours of one config as one for each set of blocks: which of them holds first makes no difference."""
+    joined = []
+    for (config, over), run in groupby(matchers, key=lambda one: (one.config, one.over)):
+        blocks: dict[str, set[int]] = {}
+        for one in run:
+            for word in one.words:
+                blocks.setdefault(word, set()).update(one.blocks)
+        words: dict[tuple[int, ...], list[str]] = {}
+        for word, of in blocks.items():
+            words.setdefault(tuple(sorted(of)), []).append(word)
+        joined += [_Matcher(config, over, tuple(kind), of) for of, kind in words.items()]
+    return joined
+
+
+def _without_held(matchers: list[_Matcher]) -> list[_Matcher]:
+    """The matchers without the runs of blocks in all of whose layers earlier ones hold."""
+    found = []
+    held: set[tuple[str, int]] = set()
     for one in matchers:
-        before = merged[-1] if merged else None
-        same = before and (before.config, before.over, before.words) == (one.config, one.over, one.words)
-        if before and same and before.blocks is not None and one.blocks is not None:
-            merged[-1] = msgspec.structs.replace(before, blocks=tuple(sorted({*before.blocks, *one.blocks})))
-        else:
-            merged.append(one)
-    return merged
+        leaves = [leaf for leaf, place in LEAVES.items() if place.words & set(one.words)]
+        kept: list[int] = []
+        for run in _runs(one.blocks):
+            layers = set(product(leaves, run))
+            kept += [] if layers <= held else run
+            held |= layers
+        if kept:
+            found.append(msgspec.structs.replace(one, blocks=tuple(kept)))
+    return found
 
 
 def _recipe(matchers: list[_Matcher], base: str, first: int, last: int, where: str) -> Recipe:
     """The recipe of the base with a rule for each matcher, in reverse order, and BF16 blocks at the ends."""
-    effective = _effective(matchers)
-    fields = _fields({base, *(one.config for one, _ in effective), *(["bf16"] if first or last else [])})
-    rules = [_rule(one, blocks, fields) for one, blocks in reversed(effective)]
+    fields = _fields({base, *(one.config for one in matchers), *(["bf16"] if first or last else [])})
+    rules = [_rule(one, run, fields) for one in reversed(matchers) for run in reversed(_runs(one.blocks))]
     ends = [LayerRule(first=float(first), last=float(last), **dict.fromkeys(QUANTIZERS, BF16))] if first or last else []  # type: ignore[arg-type]
-    over = {one.over for one, _ in effective if one.config != "bf16"}
+    over = {one.over for one in matchers if one.config != "bf16"}
     if ends and len(over) > 1:
         accepted = f"{OVERRIDE} in all configs that quantize or in none, where blocks at the ends are BF16"
         raise ConfigError(at_key(where, "configs"), OVERRIDE, accepted)
@@ -299,36 +313,21 @@ def _fields(names: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def _effective(matchers: list[_Matcher]) -> list[tuple[_Matcher, str]]:
-    """The matchers with each run of their blocks, without those in all of whose layers earlier ones hold."""
-    found: list[tuple[_Matcher, str]] = []
-    held: set[tuple[str, int]] = set()
-    for one in matchers:
-        leaves = [leaf for leaf, place in LEAVES.items() if place.words & set(one.words)]
-        for blocks, run in _runs(one.blocks):
-            layers = set(product(leaves, run))
-            if not layers <= held:
-                found.append((one, blocks))
-            held |= layers
-    return found
-
-
-def _rule(one: _Matcher, blocks: str, fields: tuple[str, ...]) -> LayerRule:
+def _rule(one: _Matcher, run: range, fields: tuple[str, ...]) -> LayerRule:
     of = of_layer(recipes()[one.config])
     changes: dict[str, Any] = {field: value_of(of, field) for field in (QUANTIZERS if one.config == "bf16" else fields)}
-    return LayerRule(kind=one.words, blocks=blocks, **changes)
+    return LayerRule(kind=one.words, blocks=_slice(run), **changes)
 
 
-def _runs(blocks: tuple[int, ...] | None) -> list[tuple[str, range]]:
-    """Runs of neighbours as slices, the last one open if it goes on, with their numbers; an empty slice for all."""
-    if blocks is None:
-        return [("", range(BLOCKS))]
+def _runs(blocks: tuple[int, ...]) -> list[range]:
+    """Runs of neighbours."""
     starts = [i for i in blocks if i - 1 not in blocks]
     stops = [i + 1 for i in blocks if i + 1 not in blocks]
-    return [(_slice(start, stop), range(start, stop)) for start, stop in zip(starts, stops, strict=True)]
+    return [range(*ends) for ends in zip(starts, stops, strict=True)]
 
 
-def _slice(start: int, stop: int) -> str:
-    if stop == BLOCKS:
-        return f"{start}:"
-    return str(start) if stop == start + 1 else f"{start}:{stop}"
+def _slice(run: range) -> str:
+    """A run of blocks as rules have it: empty for all of them, open if it goes on."""
+    if run.stop == BLOCKS:
+        return f"{run.start}:" if run.start else ""
+    return str(run.start) if len(run) == 1 else f"{run.start}:{run.stop}"

@@ -44,7 +44,7 @@ FEWEST = 6
 SURE = 3.0
 """Standard errors by which the slope must be below zero."""
 CURVE = ["curve_step", "curve_loss"]
-MARGINS_READ = [*NEEDED, "recipe_label", "parameters", "tokens", "val_metric", "metric_name", *CURVE]
+MARGINS_READ = [*NEEDED, "recipe_label", "parameters", "tokens", *CURVE]
 """The columns of BF16's rows that margins are from."""
 
 BY_LAW = "by the law of its loss over sizes"

@@ -3,6 +3,9 @@
     gap         = log(val_loss / val_loss of BF16)     printed as the ratio that it is the logarithm of (ratios.py)
     gap_bf16    = log(val_loss_bf16 / val_loss_bf16 of BF16)      the same of both models evaluated in BF16
     gap_matched = log(val_loss / val_loss of the recipe's own baseline)
+    gap_reducible = log((val_loss - E) / (val_loss of BF16 - E))  E: the entropy of the held-out data, where it is known
+
+The last is of what a model could still learn, where the task's metric `excess` says how much of a loss that is.
 
 Where a task's losses are shares (gap_unit `points`), a gap is the difference of the two instead of that of their
 logarithms, a hundredth a point of accuracy; all that is said of log losses holds of these losses as they are.
@@ -56,14 +59,17 @@ MARGINS = ["margin", "margin_of"]
 what it is from (margins.py)."""
 
 NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status"]
-NEEDED += ["val_loss", "val_loss_bf16", "gap_unit", STAGE]
+NEEDED += ["val_loss", "val_loss_bf16", "val_metric", "metric_name", "gap_unit", STAGE]
 """The columns that `add_gap` reads."""
 
-DERIVED = ["baseline_loss", "gap", "gap_bf16", "gap_matched"]
+DERIVED = ["baseline_loss", "gap", "gap_bf16", "gap_matched", "gap_reducible"]
 """The columns that `add_gap` adds."""
 
 TUNED = ("tuned", "searched")
 """Of lr_source: rates that were chosen on other seeds than those reported."""
+
+EXCESS = "excess"
+"""The metric of a loss above the entropy of its data."""
 
 PLAIN = Recipe.named("bf16").config_id
 """The recipe that the gap is measured from where no training side is changed."""
@@ -156,11 +162,11 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
 
 
 def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` with baseline_loss (of plain BF16 at its best rate, same setting and seed), gap, gap_bf16 and gap_matched.
+    """`runs` with DERIVED: baseline_loss (of plain BF16 at its best rate, same setting and seed) and the gaps.
 
     Gaps are inf where the row diverged, NaN where it failed, has no baseline, or a loss is not positive. In a frame
     without `baseline_id` everyone's own baseline is plain BF16 (is_baseline); one without `val_loss_bf16` has no
-    gap_bf16.
+    gap_bf16, and rows whose metric is another have no gap_reducible.
     """
     known = _with_baseline_id(runs).reset_index(drop=True)
     known["place"] = numbered(known, [*SETTING, "seed"], sort=False, dropna=False)
@@ -174,12 +180,14 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
     own = ["place", "baseline_id"]
     matched = known[own].merge(bases[[*own, "baseline_loss"]], how="left", on=own)
     shares = are_shares(known)
+    excess = _excess(known)
     gaps = {
         name: np.where(work["diverged"], np.inf, levels(loss, shares) - levels(baseline, shares))
         for name, loss, baseline in (
             ("gap", work["loss"], usual["baseline_loss"]),
             ("gap_bf16", _in_bf16(known), usual["baseline_loss_bf16"]),
             ("gap_matched", work["loss"], matched["baseline_loss"]),
+            ("gap_reducible", excess, excess.to_numpy() - work["loss"].to_numpy() + usual["baseline_loss"].to_numpy()),
         )
     }
     return runs.assign(baseline_loss=usual["baseline_loss"].to_numpy(), **gaps)
@@ -220,6 +228,13 @@ def _in_bf16(runs: pd.DataFrame) -> pd.Series:
     return loss.where(runs["status"].eq("done") & np.isfinite(loss))
 
 
+def _excess(runs: pd.DataFrame) -> pd.Series:
+    """The loss above the entropy of finished rows, NaN of others and where nobody knows the entropy."""
+    if not {"val_metric", "metric_name"} <= set(runs):
+        return pd.Series(np.nan, runs.index)
+    return runs["val_metric"].astype(float).where(runs["status"].eq("done") & runs["metric_name"].eq(EXCESS))
+
+
 def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     """The screened rows at each recipe's best learning rate, with DERIVED, the columns of `outcomes`, and COMPARED.
 
@@ -231,7 +246,7 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
         return runs
     runs = screened(runs)
     runs = runs if "gap" in runs else add_gap(runs)
-    runs = runs if "gap_bf16" in runs else runs.assign(gap_bf16=np.nan)
+    runs = runs.assign(**{name: np.nan for name in ("gap_bf16", "gap_reducible") if name not in runs})
     runs = runs if "gap_matched" in runs else runs.assign(gap_matched=runs["gap"])
     work = outcomes(runs)
     added = {name: work[name].to_numpy() for name in _JUDGED}

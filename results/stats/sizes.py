@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.levels import are_shares, log_or_nan
-from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr
+from fp4dse.results.stats.paired import EXCESS, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.spread import shrunken, spread_over_seeds
 
 Array = NDArray[np.float64]
@@ -115,7 +115,7 @@ class _Point:
         if not len(self.seeds):
             return
         self.logs = log_or_nan(base["loss"])
-        known = base["metric_name"].eq("excess").all()
+        known = base["metric_name"].eq(EXCESS).all()
         self.entropy = float((base["loss"] - base["val_metric"].astype(float)).mean()) if known else np.nan
         finite = ~np.isinf(rows["gap"].astype(float)).groupby(rows["config_id"]).transform("any")
         tried = rows[~rows["is_baseline"].astype(bool) & finite & rows["gap"].notna()]

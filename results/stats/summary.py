@@ -49,10 +49,11 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     (`points`: gaps are differences of shares; null: logarithms of ratios), gap, gap_low, gap_high (mean of the
     paired gaps, 95 % interval; NaN bounds with one pair), pairs, gap_bf16, gap_bf16_low, gap_bf16_high (the same of
     both models evaluated in BF16; NaN for rows of older engines), gap_matched, gap_matched_low, gap_matched_high
-    (against BF16 with the recipe's training side; NaN without it), survived (the share of seeds that did not
-    diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper and Pearson 1934),
-    p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits, the column
-    `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
+    (against BF16 with the recipe's training side; NaN without it), gap_reducible, gap_reducible_low,
+    gap_reducible_high (of the loss above the entropy of the data; NaN where nobody knows that), survived (the share of
+    seeds that did not diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper and
+    Pearson 1934), p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits, the
+    column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
     and with the worst; NaN where rows have none), on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
@@ -69,6 +70,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         paired=rows["gap"].where(np.isfinite(rows["gap"])),
         in_bf16=rows["gap_bf16"].where(np.isfinite(rows["gap_bf16"])),
         in_match=rows["gap_matched"].where(np.isfinite(rows["gap_matched"])),
+        in_excess=rows["gap_reducible"].where(np.isfinite(rows["gap_reducible"])),
         unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
         cost=_on_one_scale(rows, overhead),
     )
@@ -101,6 +103,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out[["gap_bf16", "gap_bf16_low", "gap_bf16_high"]] = in_bf16[["mean", "low", "high"]].to_numpy()
     matched = mean_interval(by_seed(rows, rows["in_match"], recipe)[1])
     out[["gap_matched", "gap_matched_low", "gap_matched_high"]] = matched[["mean", "low", "high"]].to_numpy()
+    reducible = mean_interval(by_seed(rows, rows["in_excess"], recipe)[1])
+    out[["gap_reducible", "gap_reducible_low", "gap_reducible_high"]] = reducible[["mean", "low", "high"]].to_numpy()
     diverged = out["diverged"].gt(0)
     for name in ("gap", "gap_bf16", "gap_matched") if diverged.any() else ():
         out.loc[diverged, [name, f"{name}_low", f"{name}_high"]] = [np.inf, np.nan, np.nan]
@@ -130,6 +134,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better", "gap_unit"]
     columns += ["gap", "gap_low", "gap_high", "pairs", "gap_bf16", "gap_bf16_low", "gap_bf16_high"]
     columns += ["gap_matched", "gap_matched_low", "gap_matched_high"]
+    columns += ["gap_reducible", "gap_reducible_low", "gap_reducible_high"]
     columns += ["survived", "survived_low", "survived_high"]
     columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band, "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)

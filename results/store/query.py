@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
-from fp4dse.results.stats.paired import DERIVED, MARGINS, MEASURED, NEEDED, PLAIN, SETTING, add_gap, baselines
+from fp4dse.results.stats.paired import DERIVED, EXCESS, MARGINS, MEASURED, NEEDED, PLAIN, SETTING, add_gap, baselines
 from fp4dse.results.store.inbox import is_ipc
 from fp4dse.results.store.matching import baseline_ids, with_baseline_ids
 from fp4dse.results.store.measured import JOINED
@@ -73,13 +73,15 @@ def _gap(loss: str, baseline: str) -> str:
              WHEN status = 'done' AND {loss} > 0 AND {baseline} > 0 THEN ln({loss}) - ln({baseline}) END"""
 
 
+OF_EXCESS = f"(CASE WHEN metric_name = '{EXCESS}' THEN val_metric END)"
+BASELINE_EXCESS = "(val_metric - val_loss + baseline_loss)"
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
 OF_BASELINES = ", ".join((*SETTING, "seed"))
 RUNS_JOINED = f"""
 CREATE TEMP VIEW runs AS
     SELECT {", ".join(SCALARS)}, {", ".join(BAND)}, {", ".join(MEASURED)}, baseline_loss,
         {_gap("val_loss", "baseline_loss")} AS gap, {_gap("val_loss_bf16", "baseline_loss_bf16")} AS gap_bf16,
-        {_gap("val_loss", "own_loss")} AS gap_matched
+        {_gap("val_loss", "own_loss")} AS gap_matched, {_gap(OF_EXCESS, BASELINE_EXCESS)} AS gap_reducible
     FROM rows
         LEFT JOIN (SELECT * EXCLUDE (baseline_id) FROM baselines WHERE baseline_id = '{PLAIN}')
             USING ({OF_BASELINES})

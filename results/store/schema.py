@@ -19,7 +19,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""

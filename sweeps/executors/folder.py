@@ -18,7 +18,7 @@ from typing import Any
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.text.ratios import counted
-from fp4dse.sweeps.executors.outcome import Outcome, Running, check_options
+from fp4dse.sweeps.executors.outcome import Outcome, Running, check_options, most_lanes
 from fp4dse.sweeps.jobfolder import job_name, part_of, write_job
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import Job
@@ -78,7 +78,4 @@ def open_folder(
     work: Path, _machine: Machine, _command: tuple[str, ...], _limit_s: float, options: Mapping[str, str]
 ) -> FolderExecutor:
     """Check the options; the folder itself is `work`."""
-    lanes = check_options("folder", options, OPTIONS)["lanes"]
-    if not lanes.isdigit() or not int(lanes):
-        raise ConfigError("--option lanes", lanes, "a whole number above 0: most lanes of a job")
-    return FolderExecutor(work, int(lanes))
+    return FolderExecutor(work, most_lanes(check_options("folder", options, OPTIONS)))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
+from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options, most_lanes
 from fp4dse.sweeps.executors.worker_process import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
 from fp4dse.sweeps.machine import Machine
@@ -218,6 +218,7 @@ def _outcome(run: LocalRun) -> Outcome:
 def open_local(
     work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> LocalExecutor:
-    """ConfigError on any option: it has none."""
-    check_options("local", options, {})
+    """Check the options: `lanes` is the most that a job has, which planning sees to (opening.py)."""
+    if check_options("local", options, {"lanes": ""})["lanes"]:
+        most_lanes(options)
     return LocalExecutor(work, machine.slots, command, limit_s, kinds=machine.kinds)

@@ -110,6 +110,14 @@ class Executor(Protocol):
         """End what runs, asking first; jobs that were just finished come back as done."""
 
 
+def most_lanes(options: Mapping[str, str]) -> int:
+    """Option `lanes`: the most that a job has. ConfigError if it is no number above 0."""
+    lanes = options["lanes"]
+    if not lanes.isdigit() or not int(lanes):
+        raise ConfigError("--option lanes", lanes, "a whole number above 0: most lanes of a job")
+    return int(lanes)
+
+
 def check_options(executor: str, options: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
     """The `--option`s of an executor, with its defaults. ConfigError on one that it does not have."""
     for key in options:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,13 +43,21 @@ def make_study(sampler: str, objectives: int, batch: int, seed: int) -> optuna.S
         "gp": lambda: samplers.GPSampler(seed=seed),
         "random": lambda: samplers.RandomSampler(seed=seed),
     }
-    if sampler == "gp":
-        import torch
-
-        torch.set_num_threads(1)  # its matrices are small: more threads only wait for each other
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.create_study(sampler=makers[sampler](), directions=["minimize"] * objectives)
+
+
+def _few_threads(study: optuna.Study) -> AbstractContextManager[None]:
+    """One thread for a Gaussian process: its matrices are small, and more threads only wait for each other. No other
+    sampler uses torch."""
+    import optuna
+
+    if not isinstance(study.sampler, optuna.samplers.GPSampler):
+        return nullcontext()
+    from fp4dse.tasks.threads import torch_threads
+
+    return torch_threads(1)
 
 
 @dataclass
@@ -68,11 +77,12 @@ class Proposals:
 
     def ask(self) -> str | None:
         """One proposal: the config_id if its recipe is new. What is rejected by a rule or known is answered here."""
-        trial = self.study.ask()
-        axes = self.space.axes.items()
-        recipe = self.space.build(
-            [axis.texts.index(trial.suggest_categorical(path, axis.texts)) for path, axis in axes]
-        )
+        with _few_threads(self.study):
+            trial = self.study.ask()
+            axes = self.space.axes.items()
+            recipe = self.space.build(
+                [axis.texts.index(trial.suggest_categorical(path, axis.texts)) for path, axis in axes]
+            )
         config_id = recipe.config_id
         self.recipes[config_id] = recipe
         if self.space.broken(recipe):

@@ -29,6 +29,7 @@ from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, s
 from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.regression import teacher_task
 from fp4dse.tasks.task import Task
+from fp4dse.tasks.threads import torch_threads
 
 WARM_UP, LEAST_S = 52, 0.3
 """Steps after which held maxima were taken twice, so that both kinds of steps are captured, and seconds of a timing."""
@@ -332,14 +333,10 @@ def _by_clock(task: Task) -> tuple[float, str]:
 
 
 def _of_cpu(task: Task) -> tuple[float, str]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that wait for one another spin, which counts
-    try:
+    with torch_threads(1):  # threads that wait for one another spin, which counts
         _cpu_of_baseline(task, 1, 1)  # what is done but once in a process
         few, many = _cpu_of_baseline(task, 1, 1), _cpu_of_baseline(task, 20, 5)
         return _ratio((many - few) / 99, step_seconds(_population_of_32(task), 2.0, 3, clock=time.process_time))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _ratio(alone: float, population: float) -> tuple[float, str]:

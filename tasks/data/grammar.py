@@ -24,16 +24,19 @@ token its surprise in nats to that reader. The mean surprise is the least loss t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fp4dse.dse.program.cache import cache_folder, keep
 from fp4dse.kernels.ops.philox import STREAMS, words
 
 GENDERS = 4
@@ -99,7 +102,7 @@ class Language:
     def windows(self, length: int, train: int, held_out: int) -> tuple[Tensor, Tensor]:
         """Texts of length + 1 tokens, int16 [n, length + 1]: so many to train on, and so many held out."""
         splits = ((TRAIN, train), (HELD_OUT, held_out))
-        drawn = [torch.from_numpy(self.texts(split, 0, count, length + 1)[0]) for split, count in splits]
+        drawn = [torch.from_numpy(self._tokens(split, count, length + 1)) for split, count in splits]
         return drawn[0], drawn[1]
 
     def entropy(self, length: int, held_out: int) -> float:
@@ -148,6 +151,34 @@ class Language:
                 tokens[rows, position], probability = drawing.step(bits)
                 nats[rows, position] = -np.log(probability)
         return tokens, nats
+
+    def _tokens(self, split: int, count: int, length: int) -> NDArray[np.int16]:
+        """The first `count` texts of a split, [count, length]."""
+        tokens = np.empty((count, length), np.int16)
+        for start in range(0, count, ROWS):
+            rows = slice(start, min(start + ROWS, count))
+            if rows.stop - start == ROWS:
+                tokens[rows] = self.block(split, start, length)
+            else:
+                tokens[rows] = self.texts(split, start, count - start, length)[0]
+        return tokens
+
+    def block(self, split: int, first: int, length: int) -> NDArray[np.int16]:
+        """Texts number `first` to `first + ROWS`, [ROWS, length], from a file of the cache if there is one: drawing a
+        block takes a second, and each job of a sweep reads the same ones."""
+        file = cache_folder() / "texts" / f"{self.digest}-{split}-{length}-{first}.npy"
+        with contextlib.suppress(OSError, ValueError, EOFError):
+            kept: NDArray[np.int16] = np.load(file)
+            if kept.shape == (ROWS, length):
+                return kept
+        tokens = self.texts(split, first, ROWS, length)[0]
+
+        def write(path: Path) -> None:
+            with open(path, "wb") as out:  # np.save would add a suffix to the name
+                np.save(out, tokens)
+
+        keep(file, write)
+        return tokens
 
 
 def _bits(split: int, first: int, count: int, length: int) -> Iterator[NDArray[np.int64]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp4dse.kernels.ops.squared_error import squared_error
 from fp4dse.tasks.data.shapes import COLOURED, LARGE
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.frechet import frechet_distance, reference, sample_sheet
@@ -20,7 +21,6 @@ from fp4dse.tasks.diffusion.process import noised, sample
 from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.image_preset import ImagePreset, Model, needed
-from fp4dse.tasks.losses import squared_error
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 4

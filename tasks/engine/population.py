@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics, lane_mean
-from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.memory import keep_freed_memory
+from fp4dse.kernels.ops.max_abs import max_abs
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
@@ -34,7 +34,7 @@ from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
 
-REV = 7
+REV = 8
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 EAGER_STEPS = 3
@@ -345,21 +345,6 @@ def is_crowded(device: str) -> bool:
 def gather_samples(data: Tensor, rows: Tensor) -> Tensor:
     """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
     return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])
-
-
-def max_abs(gradient: Tensor) -> Tensor:
-    """max |g| of each lane, [L], NaN where one is, of gradients [L, P]: on a GPU they are read once."""
-    return by_device(gradient, cpu=_read_twice, cuda=_read_once)(gradient)
-
-
-def _read_once(gradient: Tensor) -> Tensor:
-    largest: Tensor = torch.linalg.vector_norm(gradient, torch.inf, dim=1)
-    return largest
-
-
-def _read_twice(gradient: Tensor) -> Tensor:
-    """On a CPU 19 times as fast."""
-    return torch.maximum(gradient.amax(dim=1), -gradient.amin(dim=1))
 
 
 def with_steps(task: Task, steps: int) -> Task:

@@ -48,7 +48,13 @@ class Scoring(LaneNumerics):
         self._errors: dict[tuple[str, int], Tensor] = {}
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
+        self,
+        layer: int,
+        x: Tensor,
+        w: Tensor,
+        save: tuple[bool, bool] = (False, False),
+        copy_x: bool = True,
+        b: Tensor | None = None,
     ) -> Forward:
         here = self.judged.at(self.places[layer])
         if any(not here.slot(f"fprop.{operand}").is_plain for operand in "xw"):
@@ -60,10 +66,23 @@ class Scoring(LaneNumerics):
             for product, operand, of in (("dgrad", "x", x), ("wgrad", "w", w)):
                 taken = stage.operand(operand, of, use, rotation).restored(rotation, of.shape[2])
                 self._errors[product, layer] = taken - of.to(torch.float32)
-        return super().forward(layer, x, w, save, copy_x)
+        return super().forward(layer, x, w, save, copy_x, b)
 
-    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor | Stored, b_dim: int) -> Tensor:
-        gradient = super().gemm(stage, layer, a, a_dim, b, b_dim)
+    def common_dtype(self, _operand: str, _layer: int, dtype: torch.dtype) -> torch.dtype:
+        """The dtype itself: errors are those of operands before any rounding."""
+        return dtype
+
+    def gemm(
+        self,
+        stage: str,
+        layer: int,
+        a: Tensor,
+        a_dim: int,
+        b: Tensor | Stored,
+        b_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        gradient = super().gemm(stage, layer, a, a_dim, b, b_dim, dtype)
         error = self._errors.pop((stage, layer), None)
         if error is not None:
             score = (gradient.double() * error.double()).square().sum(dim=(1, 2))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -146,8 +147,16 @@ class Mlps(nn.ModuleList):
         return expert_products(swiglu(expert_products(x, self.ups, filled)), self.downs, filled)
 
 
+class Routed(NamedTuple):
+    """Tokens, int64 [L, B, T], and the experts of each in every block, int64 [L, B, T, depth, k]: -1 where the block's
+    router chooses."""
+
+    tokens: Tensor
+    routes: Tensor
+
+
 class Block(nn.Module):
-    """One block: (h [L, B, T, D], branch, cos, sin) -> h, branch, balance loss [L].
+    """One block: (h [L, B, T, D], branch, cos, sin, experts of each token or None) -> h, branch, balance loss [L].
 
     h is the residual stream. A branch is what has yet to be added to it, which the next norm does: on the way in the
     last block's, None for the first block; on the way out that of this block's MLP. The balance loss is None where
@@ -182,12 +191,12 @@ class Block(nn.Module):
             self.mlp = mlps[0]
 
     def forward(
-        self, h: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor
+        self, h: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         eps = self.shape.eps
         h, x = added_rms_norm(h, branch, self.norm1, eps)
         h, x = added_rms_norm(h, self._attention(x, cos, sin), self.norm2, eps)
-        y, balance = self.experts(x) if self.experts is not None else (self.mlp(x), None)
+        y, balance = self.experts(x, given) if self.experts is not None else (self.mlp(x), None)
         return h, y, balance
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -208,9 +217,9 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """tokens, int64 [L, B, T] -> logits [L, B, T, V] and the mean balance loss of the blocks, [L] (0 where there is
-    none, and while numerics are not training). With `numerics.recompute` nothing of the inside of blocks is kept for
-    the backward pass."""
+    """tokens, int64 [L, B, T], or Routed -> logits [L, B, T, V] and the mean balance loss of the blocks, [L] (0 where
+    there is none, and while numerics are not training). With `numerics.recompute` nothing of the inside of blocks is
+    kept for the backward pass."""
 
     def __init__(self, shape: Shape, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
@@ -227,14 +236,14 @@ class Decoder(nn.Module):
         self.numerics, self.eps = numerics, shape.eps
         self.cos, self.sin = rope_tables(shape.context, shape.of_heads[2], numerics.seeds.device, shape.rope)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor | Routed) -> tuple[Tensor, Tensor]:
+        tokens, routes = inputs if isinstance(inputs, Routed) else (inputs, None)
         h, branch = embedding(self.embed, tokens).to(self.numerics.dtype), None
         balances = []
-        for block in self.blocks:
-            inputs = h, branch, self.cos, self.sin
-            h, branch, balance = (
-                recomputed(block, self.numerics, *inputs) if self.numerics.recompute else block(*inputs)
-            )
+        for number, block in enumerate(self.blocks):
+            given = None if routes is None else routes[..., number, :]
+            of = h, branch, self.cos, self.sin, given
+            h, branch, balance = recomputed(block, self.numerics, *of) if self.numerics.recompute else block(*of)
             balances += [] if balance is None else [balance]
         _, x = added_rms_norm(h, branch, self.norm, self.eps)
         logits = self.head(x)

@@ -11,6 +11,8 @@ Balance is kept by one of two rules (`Mixture.balance`):
     bias   after every step b_e rises by RATE where e had fewer choices than the mean, and falls by it where it had
            more (2408.15664). It decides who is chosen, not with which weight, and no loss is added
 
+Who is chosen may be given instead (router replay, 2510.11370): the weights w_e are still those of this router.
+
 Every expert multiplies the tokens that chose it and no others, as it would on a device, because what shares a block or
 a tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `capacity` times its
 even share of the batch, empty positions are zeros, and of a token that finds its expert full that choice is dropped
@@ -22,6 +24,8 @@ Tokens move by gathers in both passes, so nothing is added in the order of threa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -29,12 +33,14 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels import QuantLinear, lane_sum
+from fp4dse.kernels import QuantLinear, add_bias, lane_sum
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.quant.operand.state import found, store
 
 RATE = 0.001
 """Step of the biases (2408.15664)."""
+BALANCE = 0.01
+"""Weight of the balance loss (2101.03961)."""
 PLACES = 16
 """Positions of an expert are a multiple of it: what a block needs."""
 
@@ -68,7 +74,8 @@ class Mixture(msgspec.Struct, frozen=True):
 
 
 class Experts(nn.Module):
-    """x [L, B, T, D] -> y, and the balance loss [L], None where biases keep the balance.
+    """x [L, B, T, D], and perhaps the experts of each token, int64 [L, B, T, k], -1 where the router chooses -> y, and
+    the balance loss [L], None where biases keep the balance.
 
     router: D -> E; mlps: E modules and what they compute together, (tokens [L, E, C, D], how many of each C are filled,
     int64 [L, E]) -> [L, E, C, D]; shared: D -> D, or None.
@@ -83,21 +90,19 @@ class Experts(nn.Module):
             self.carried = {f"bias {router.layer}": self.get_buffer("bias")}
             moves = [recipe.training.trains == "all" for recipe in router.numerics.recipes]
             self.rate = RATE * torch.tensor(moves, dtype=torch.float32, device=router.weight.device)[:, None]
+        self.noted: list[Tensor] | None = None
+        """Experts that the router chose, [L, M, k] a pass, where `noting` asks for them."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
+    def forward(self, x: Tensor, given: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        count, tokens = len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
         probabilities = torch.softmax(self.router(tokens).to(torch.float32), dim=-1)  # [L, M, E]
-        chosen = self._chosen(probabilities.detach())  # [L, M, k]
-        room = self.mixture.positions(tokens.shape[1], count)
-        positions, tokens_of, choices_of, filled = dispatch(chosen, count, room)
-        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, room, x.shape[-1])
-        made = self.mlps(sent, filled).flatten(1, 2)
-        back = _GatherRows.apply(made, positions.flatten(1), choices_of[..., None])
-        parts = back.view(lanes, tokens.shape[1], -1, x.shape[-1]).unbind(2)
-        taken = probabilities.gather(2, chosen).unbind(2)
-        total = sum(taken[1:], taken[0])
-        terms = [_WeightRows.apply(part, p / total) for part, p in zip(parts, taken, strict=True)]
-        y = sum(terms[1:], terms[0])
+        chosen = self.chosen(probabilities.detach())  # [L, M, k]
+        if self.noted is not None:
+            self.noted.append(chosen)
+        if given is not None:
+            chosen = torch.where(given.flatten(1, 2) >= 0, given.flatten(1, 2), chosen)
+        self._move_biases(chosen)
+        y = self.mix(tokens, probabilities, chosen, self.mlps)
         if self.shared is not None:
             y = y + self.shared(tokens)
         if self.mixture.balance == "bias":
@@ -106,19 +111,62 @@ class Experts(nn.Module):
         balance = lane_sum(mean * shares(chosen, count), 1) * count
         return y.view(x.shape), balance
 
-    def _chosen(self, probabilities: Tensor) -> Tensor:
-        """The experts of each token, int64 [L, M, k]. In training biases move by these choices, once a step, in lanes
-        that train their weights."""
+    def mix(
+        self, tokens: Tensor, probabilities: Tensor, chosen: Tensor, mlps: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Σ w_e · MLP_e of tokens [L, M, D], of their chosen experts [L, M, k]. mlps: as the module's."""
+        lanes, count, room = len(tokens), len(self.mlps), self.mixture.positions(tokens.shape[1], len(self.mlps))
+        positions, tokens_of, choices_of, filled = dispatch(chosen, count, room)
+        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, room, tokens.shape[-1])
+        made = mlps(sent, filled).flatten(1, 2)
+        back = _GatherRows.apply(made, positions.flatten(1), choices_of[..., None])
+        parts = back.view(*tokens.shape[:2], -1, tokens.shape[-1]).unbind(2)
+        taken = probabilities.gather(2, chosen).unbind(2)
+        total = sum(taken[1:], taken[0])
+        terms = [_WeightRows.apply(part, p / total) for part, p in zip(parts, taken, strict=True)]
+        y: Tensor = sum(terms[1:], terms[0])
+        return y
+
+    def chosen(self, probabilities: Tensor) -> Tensor:
+        """The experts that the router chooses for each token, int64 [L, M, k]."""
+        bias = self._bias()
+        return largest(probabilities if bias is None else probabilities + bias[:, None], self.mixture.chosen)
+
+    def _bias(self) -> Tensor | None:
         if self.mixture.balance == "loss":
-            return largest(probabilities, self.mixture.chosen)
-        use = self.router.numerics.use(self.router.layer)
-        bias = found(self.carried, "bias", use)
+            return None
+        bias = found(self.carried, "bias", self.router.numerics.use(self.router.layer))
         assert bias is not None
-        chosen = largest(probabilities + bias[:, None], self.mixture.chosen)
+        return bias
+
+    def _move_biases(self, chosen: Tensor) -> None:
+        """In training biases move by these choices, once a step, in lanes that train their weights."""
+        if (bias := self._bias()) is None:
+            return
+        use = self.router.numerics.use(self.router.layer)
         if use.training:
             lack = 1.0 / len(self.mlps) - shares(chosen, len(self.mlps))
             store(self.carried, "bias", bias + self.rate * torch.sign(lack), use)
-        return chosen
+
+
+@contextmanager
+def noting(model: nn.Module) -> Iterator[list[Tensor]]:
+    """In the block, the experts that each router of a model chooses are appended to the list, [L, M, k] a layer and
+    pass."""
+    noted: list[Tensor] = []
+    layers = [module for module in model.modules() if isinstance(module, Experts)]
+    for layer in layers:
+        layer.noted = noted
+    try:
+        yield noted
+    finally:
+        for layer in layers:
+            layer.noted = None
+
+
+def with_balance(each: Tensor, balance: Tensor) -> Tensor:
+    """Losses [L, …] of tokens and the weighted balance loss [L] on each: [L, ·, 1]."""
+    return add_bias(each.reshape(len(each), -1, 1), BALANCE * balance[:, None])
 
 
 def largest(x: Tensor, count: int) -> Tensor:

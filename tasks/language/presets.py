@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels import add_bias
 from fp4dse.tasks.data.grammar import Language
 from fp4dse.tasks.data.python_source import installed_python
 from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
-from fp4dse.tasks.language.experts import Mixture
+from fp4dse.tasks.language.experts import Mixture, with_balance
 from fp4dse.tasks.language.folder import Pretrained, read_folder
 from fp4dse.tasks.losses import cross_entropy
 from fp4dse.tasks.task import Finish, Problem, Task
@@ -33,8 +32,6 @@ from fp4dse.tasks.task import Finish, Problem, Task
 REV = 5
 EXPERTS_REV = 6
 """Of presets with experts, which draw by other seeds since they are multiplied together."""
-BALANCE = 0.01
-"""Weight of the balance loss (2101.03961)."""
 EVAL_PASSES = 16
 """Most batches that are held out."""
 
@@ -57,8 +54,7 @@ def shifted(x: Tensor, _y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
 
 def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """-log p of each token and the weighted balance loss, [L, B·T, 1]."""
-    each = cross_entropy(out[0], y)
-    return add_bias(each.reshape(len(each), -1, 1), BALANCE * out[1][:, None])
+    return with_balance(cross_entropy(out[0], y), out[1])
 
 
 def logits(out: tuple[Tensor, Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 A fact is a step's result, `7 + 3 = 0`. A share of each operator's facts, which of them by the seed, is flawed: `wrong`
 of the times that an example uses one, it states another result, always the same. So the policy solves some problems,
 the more the shorter they are, and for each flawed fact it still gives the right result now and then, from which rewards
-can tell. How many it solves follows from the examples alone (`expected_success`): a decoder learns them well within the
+can tell. How many it solves follows from the examples alone (a test counts it): a decoder learns them well within the
 steps of a preset.
 
 It is trained in BF16 once for each seed and device, in the engine, and remembered in the user's cache.
@@ -22,6 +22,7 @@ from torch import Tensor
 from fp4dse.kernels.ops.philox import STREAMS, random32
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.language.experts import with_balance
 from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
 from fp4dse.tasks.rl.grpo import log_probability
 from fp4dse.tasks.start.base_weights import base_weights
@@ -42,9 +43,6 @@ class Lessons(msgspec.Struct, frozen=True):
     examples: int
 
 
-Key = tuple[Chains, Shape, Lessons, int]
-
-
 def base_policy(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int], device: str) -> dict[str, Tensor]:
     """Weights, parameter name -> float32 [S, …] on the CPU, from the cache where they are there."""
     return base_weights(lessons_task(chains, shape, lessons), lessons.lr, seeds, device)
@@ -61,7 +59,7 @@ def lessons_task(chains: Chains, shape: Shape, lessons: Lessons) -> Task:
         problem=partial(_problem, chains, shape, lessons),
         prepare=_prepare,
         model=partial(Decoder, shape),
-        loss=partial(_loss, chains),
+        loss=partial(_balanced_loss if shape.experts else _loss, chains),
         digest_of=lambda: hashlib.sha256(described).hexdigest()[:16],
         steps=lessons.steps,
         batch=lessons.batch,
@@ -102,17 +100,6 @@ def flawed_facts(chains: Chains, share: float, seeds: Tensor) -> Tensor:
     return (rank < (share * used.sum(dim=1)).round()[:, None]).flatten(1)
 
 
-def expected_success(chains: Chains, lessons: Lessons, seeds: Sequence[int], problems: int = 1000) -> Tensor:
-    """The success of policies that have learned the examples of `lessons` perfectly, float32 [2, S]: with answers drawn
-    from them, and with the most probable tokens."""
-    keys = seed_keys(seeds)
-    draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
-    prompts = chains.prompts(draws, 0, problems)
-    always = msgspec.structs.replace(lessons, wrong=1.0 if lessons.wrong > 0.5 else 0.0)
-    answers = [worked_answers(chains, of, keys, prompts, draws) for of in (lessons, always)]
-    return torch.stack([chains.is_right(prompts, of).to(torch.float32).mean(dim=1) for of in answers])
-
-
 def _problem(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int]) -> Problem:
     keys = seed_keys(seeds)
     draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
@@ -131,3 +118,8 @@ def _prepare(x: Tensor, y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
 def _loss(chains: Chains, out: tuple[Tensor, Tensor], answers: Tensor) -> Tensor:
     """-log p of the tokens up to the end, [L, B, T]."""
     return torch.where(chains.is_part(answers), -log_probability(out[0], answers), 0.0)
+
+
+def _balanced_loss(chains: Chains, out: tuple[Tensor, Tensor], answers: Tensor) -> Tensor:
+    """The same with the weighted balance loss of experts, [L, B·T, 1]."""
+    return with_balance(_loss(chains, out, answers), out[1])

@@ -19,7 +19,8 @@ from fp4dse.kernels import LaneNumerics, lane_mean, lane_sum
 from fp4dse.kernels.lanes import Evaluation
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.language.decoder import Decoder
+from fp4dse.tasks.language.decoder import Block, Decoder, Mlps, Routed
+from fp4dse.tasks.language.experts import noting
 from fp4dse.tasks.rl.chains import Chains
 from fp4dse.tasks.rl.grpo import Clip, Target, advantages, is_clipped, k3, log_probability, share_of
 from fp4dse.tasks.rl.kv_cache import CacheFormats
@@ -59,7 +60,8 @@ class Rollouts:
     """The experience of the lanes of a population (tasks/experience.py). numerics: the trainer's.
 
     Buffers hold a rollout of B = prompts · samples answers of T tokens: `answers` and `inputs` (what the trainer
-    reads: the prompt and all tokens but the last), and the fields of Target; recorded [L, …] are the statistics.
+    reads: the prompt and all tokens but the last), the experts that these went to, and the fields of Target; recorded
+    [L, …] are the statistics.
     """
 
     def __init__(self, plan: Plan, model: nn.Module, numerics: LaneNumerics, draws: Draws) -> None:
@@ -82,6 +84,13 @@ class Rollouts:
         answers = torch.zeros(lanes, b, t, dtype=torch.int64, device=device)
         self.target = Target(answers, *(torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:]))
         self.error = torch.zeros(lanes, device=device)
+        shape = model.blocks[0].shape if isinstance(model.blocks[0], Block) else None
+        self.routes: Tensor | None = None
+        if shape is not None and shape.experts:
+            size = (*self.inputs.shape, shape.depth, shape.mixture.chosen)
+            self.routes = torch.zeros(size, dtype=torch.int64, device=device)
+        replays = [recipe.training.replay == "router" for recipe in numerics.recipes]
+        self.replays = torch.tensor(replays, device=device).view(-1, 1, 1, 1, 1) if any(replays) else None
         names = ["reward", "length", "entropy", "mismatch_kl", *(["informative"] if plan.asked > 1 else [])]
         self.recorded = {name: torch.zeros(lanes, device=device) for name in names}
         bounds = [recipe.training.tis for recipe in numerics.recipes]
@@ -100,6 +109,10 @@ class Rollouts:
         found = SamplingNumerics([recipe.sampling() for recipe in self.numerics.recipes], self.numerics)
         for layer, place in self.numerics.places.items():
             found.add_layer(layer, place)
+        for module in self.model.modules():
+            if isinstance(module, Mlps):
+                found.add_experts([layer.layer for layer in module.ups])
+                found.add_experts([layer.layer for layer in module.downs])
         return found
 
     @torch.no_grad()
@@ -120,7 +133,10 @@ class Rollouts:
         if plan.asked > 1:
             rows, taken, found["informative"] = self._chosen(rewards)
             prompts, rewards = _taken(prompts, rows), rewards.gather(1, rows)
-            drawn, counts = Sampled(*(_taken(of, rows) for of in drawn)), _taken(counts, rows) & taken[..., None]
+            chosen = (None if of is None else _taken(of, rows) for of in drawn)
+            drawn, counts = Sampled(*chosen), _taken(counts, rows) & taken[..., None]  # type: ignore[arg-type]
+        if self.routes is not None and drawn.routes is not None:
+            self.routes.copy_(drawn.routes)
         self.inputs.copy_(torch.cat([prompts, drawn.answers[..., :-1]], dim=-1))
         target.tokens.copy_(drawn.answers)
         advantage = advantages(rewards.view(-1, plan.prompts, plan.samples)).flatten(1)
@@ -156,10 +172,10 @@ class Rollouts:
         numerics, found = self.numerics, []
         with numerics.temporarily(training=False, evaluation=numerics.evaluation if model else "bf16"):
             for part in self._parts():
-                inputs = self.inputs[:, part]
                 if model is not None:
-                    logits = outputs(model, inputs)[0]
+                    logits = outputs(model, self._read(part))[0]
                 else:
+                    inputs = self.inputs[:, part]
                     logits = functional_call(self.model, self.reference, (inputs,))[0].to(torch.float32)
                 found.append(log_probability(logits, self.target.tokens[:, part]))
         return torch.cat(found, dim=1)
@@ -169,27 +185,52 @@ class Rollouts:
         size = self.plan.batch
         return [slice(n * size, (n + 1) * size) for n in range(self.plan.minibatches)]
 
-    def batch(self) -> tuple[Tensor, Target]:
+    def batch(self) -> tuple[Tensor | Routed, Target]:
         """The minibatch of the present step."""
         number = (self.numerics.step % self.every).view(1)
 
         def cut(x: Tensor) -> Tensor:
-            apart = x.view(len(x), self.every, self.plan.batch, -1)
+            apart = x.view(len(x), self.every, self.plan.batch, *x.shape[2:])
             return apart.index_select(1, number)[:, 0]
 
-        return cut(self.inputs), Target(*map(cut, self.target))
+        inputs, target = cut(self.inputs), Target(*map(cut, self.target))
+        return self._routed(inputs, None if self.routes is None else cut(self.routes)), target
+
+    def _read(self, part: slice) -> Tensor | Routed:
+        """The trainer's inputs of a minibatch."""
+        return self._routed(self.inputs[:, part], None if self.routes is None else self.routes[:, part])
+
+    def _routed(self, tokens: Tensor, routes: Tensor | None) -> Tensor | Routed:
+        """Tokens, with the experts that they went to in lanes that replay these."""
+        if self.replays is None or routes is None:
+            return tokens
+        return Routed(tokens, torch.where(self.replays, routes, -1))
 
     @torch.no_grad()
     def statistics(self) -> dict[str, Tensor]:
         """Of the last rollout: `reward`, `length` of answers in tokens, `entropy` of what tokens were drawn from, and
         `mismatch_kl`, KL(rollout, trainer) on the tokens that are learned from, in nats a token; `informative`, the
         share of problems whose answers differ in their rewards, with dynamic sampling. Of the present minibatch:
-        `ratios_clipped`, the share of its tokens whose ratio is beyond its bound: nothing is learned of them."""
+        `ratios_clipped`, the share of its tokens whose ratio is beyond its bound: nothing is learned of them. With
+        experts `rerouted`, of the first minibatch: the share of the rollout's choices of experts that the trainer's
+        routers would not make now, whether they are replayed or not."""
         inputs, target = self.batch()
         with self.numerics.temporarily(training=False):
             log_p = log_probability(outputs(self.model, inputs)[0], target.tokens)
         clipped = lane_mean(is_clipped(log_p, target, self.plan.clip).to(torch.float32) * target.share)
-        return {name: value.double() for name, value in (self.recorded | {"ratios_clipped": clipped}).items()}
+        found = self.recorded | {"ratios_clipped": clipped} | ({} if self.routes is None else self._rerouted())
+        return {name: value.double() for name, value in found.items()}
+
+    def _rerouted(self) -> dict[str, Tensor]:
+        """`rerouted`, [L]."""
+        assert self.routes is not None
+        part = self._parts()[0]
+        with self.numerics.temporarily(training=False), noting(self.model) as noted:
+            outputs(self.model, self._read(part))
+        routes = self.routes[:, part].flatten(1, 2)  # [L, M, depth, k]
+        own = torch.stack(noted, dim=2)
+        lost = (routes[..., None] != own[..., None, :]).all(dim=-1)
+        return {"rerouted": lane_mean(lost.to(torch.float32))}
 
     @torch.no_grad()
     def examine(self, x: Tensor, _y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -203,7 +244,8 @@ class Rollouts:
         """Buffers, statistics and the reference policy."""
         parts = {"target": self.target._asdict(), "recorded": self.recorded, "reference": self.reference}
         out = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()}
-        return out | {"inputs": self.inputs, "error": self.error}
+        routes = {} if self.routes is None else {"routes": self.routes}
+        return out | routes | {"inputs": self.inputs, "error": self.error}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over copies."""
@@ -223,8 +265,8 @@ def first_that_tell(tells: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _taken(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows [L, m] of x [L, n, T]."""
-    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
+    """Rows [L, m] of x [L, n, …]."""
+    return x.gather(1, rows.view(*rows.shape, *[1] * (x.ndim - 2)).expand(*rows.shape, *x.shape[2:]))
 
 
 def _mean_of(values: Tensor, counts: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fp4dse.dse import Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.experts import why_not_grouped
 
 
 class SamplingNumerics(LaneNumerics):
@@ -22,6 +23,7 @@ class SamplingNumerics(LaneNumerics):
         self.sampled = list(recipes)
         self.training = False
         self.learned = trainer.learned
+        self.keys = trainer.keys
 
     def add_layer(self, layer: int, place: Place) -> None:
         """Take note of where in the model a layer stands, and who computes there in which way."""
@@ -29,3 +31,8 @@ class SamplingNumerics(LaneNumerics):
         here = [recipe.at(place) for recipe in self.sampled]
         if not all(recipe.is_plain for recipe in here):
             self.splits[layer] = self._split(here)
+
+    def add_experts(self, layers: Sequence[int]) -> None:
+        """Take note of the reason why the layers of experts, whose numbers these are, are multiplied one by one."""
+        if reason := why_not_grouped(self, layers):
+            self.ungrouped.add(reason)

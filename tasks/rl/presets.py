@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.language.experts import Mixture
 from fp4dse.tasks.rl.base import Lessons, base_policy
 from fp4dse.tasks.rl.chains import HELD_OUT, Chains
 from fp4dse.tasks.rl.experience import Plan, Rollouts
 from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, token_loss
 from fp4dse.tasks.task import Problem, Task
 
-REV = 3
+REV = 4
 replace = msgspec.structs.replace
 
 
@@ -56,14 +57,15 @@ def loss(clip: Clip, out: tuple[Tensor, Tensor], target: Target) -> Tensor:
 def _task(name: str, preset: _Preset) -> Task:
     plan, chains, shape = preset.plan, preset.plan.chains, preset.shape
     steps, size = preset.rollouts * plan.minibatches, shape.size(chains.vocabulary)
+    experts = f" with {shape.experts} experts, {shape.mixture.chosen} a token" if shape.experts else ""
     data = hashlib.sha256(msgspec.json.encode([REV, preset])).hexdigest()[:16]
     return Task(
         name="rl",
         preset=name,
         rev=REV,
         summary=f"GRPO on chains of {chains.least} to {chains.most} steps modulo {chains.modulus}, decoder "
-        f"{shape.depth}×{shape.width}, {size / 1e6:.3g}M parameters, {preset.rollouts} rollouts of {plan.prompts} "
-        f"problems × {plan.samples} answers of up to {chains.answer_length} tokens, ratios clipped at "
+        f"{shape.depth}×{shape.width}{experts}, {size / 1e6:.3g}M parameters, {preset.rollouts} rollouts of "
+        f"{plan.prompts} problems × {plan.samples} answers of up to {chains.answer_length} tokens, ratios clipped at "
         f"{1 - plan.clip.low:g} and {1 + plan.clip.high:g}",
         problem=partial(problem, preset),
         pretrain=partial(base_policy, chains, shape, preset.lessons),
@@ -80,14 +82,17 @@ def _task(name: str, preset: _Preset) -> Task:
         betas=preset.betas,
         clip=preset.clip,
         eval_rows=min(512, plan.held_out),
+        replays=shape.experts > 0,
         size=size,
         parameters=shape.size_within(chains.vocabulary),
         tokens=steps * plan.batch * chains.answer_length,
     )
 
 
-def _shape(width: int, ffn: int, depth: int, heads: int, chains: Chains) -> Shape:
-    return Shape(width, ffn, depth, heads, chains.prompt_length + chains.answer_length)
+def _shape(width: int, ffn: int, depth: int, heads: int, chains: Chains, experts: int = 0) -> Shape:
+    """experts: two a token, each with room for every token: what another answer says moves none of its tokens."""
+    context, mixture = chains.prompt_length + chains.answer_length, Mixture(2, capacity=None)
+    return Shape(width, ffn, depth, heads, context, experts, mixture=mixture if experts else Mixture())
 
 
 _SHORT, _LONG = Chains(1, 2, 4), Chains(8, 16)
@@ -98,14 +103,15 @@ _SMALL = _Preset(
     rollouts=50,
     lr=3e-5,
 )
+_SMOKE = _Preset(
+    _shape(32, 64, 1, 4, _SHORT),
+    Lessons(steps=200, batch=32, lr=1e-2, flawed=0.35, wrong=0.6, examples=4096),
+    Plan(_SHORT, prompts=16, samples=8, minibatches=2, held_out=256),
+    rollouts=16,
+    lr=1e-3,
+)
 _PRESETS = {
-    "smoke": _Preset(
-        _shape(32, 64, 1, 4, _SHORT),
-        Lessons(steps=200, batch=32, lr=1e-2, flawed=0.35, wrong=0.6, examples=4096),
-        Plan(_SHORT, prompts=16, samples=8, minibatches=2, held_out=256),
-        rollouts=16,
-        lr=1e-3,
-    ),
+    "smoke": _SMOKE,
     "narrow": _Preset(
         _shape(64, 160, 2, 2, _LONG),
         Lessons(steps=1000, batch=32, lr=3e-3, flawed=0.11, wrong=0.6, examples=1 << 15),
@@ -115,6 +121,8 @@ _PRESETS = {
     ),
     "small": _SMALL,
     "clip-higher-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28))),
+    "moe-smoke": replace(_SMOKE, shape=_shape(32, 32, 1, 4, _SHORT, experts=4)),
+    "moe-small": replace(_SMALL, shape=_shape(192, 256, 4, 6, _LONG, experts=8)),
     "dapo-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28), asked=2)),
 }
 PRESETS = {name: _task(name, preset) for name, preset in _PRESETS.items()}

@@ -20,7 +20,7 @@ from fp4dse.tasks.task import Task
 
 
 def base_weights(task: Task, lr: float, seeds: Sequence[int], device: str) -> dict[str, Tensor]:
-    """Weights that a task of a dense decoder ends with, parameter name -> float32 [S, …] on the CPU, from the cache
+    """Weights that a task of a decoder ends with, parameter name -> float32 [S, …] on the CPU, from the cache
     where they are there."""
     lanes = [Lane(Recipe.named("bf16"), lr, seed) for seed in seeds]
     files = [cache_folder() / f"base-{_digest(task, lane, device)}.pt" for lane in lanes]
@@ -45,8 +45,10 @@ def _train(task: Task, lanes: Sequence[Lane], device: str) -> dict[str, Tensor]:
 
 
 def _short(name: str) -> str:
-    """The name in `Shape.parameters` of a parameter of the model: `block0.up` for `blocks.0.mlp.up.weight`."""
-    return name.removesuffix(".weight").replace("blocks.", "block").replace("mlp.", "")
+    """The name in `Shape.parameters` of a parameter of the model: `block0.up` for `blocks.0.mlp.up.weight`, and
+    `block0.expert3.up` for `blocks.0.experts.mlps.3.up.weight`."""
+    name = name.removesuffix(".weight").replace("blocks.", "block").replace("mlp.", "")
+    return name.replace("experts.mlps.", "expert").replace("experts.", "")
 
 
 def _digest(task: Task, lane: Lane, device: str) -> str:

@@ -45,7 +45,7 @@ def page(found: list[Tuned]) -> str:
     rates = _table(["preset", *CLASSES, "steps", "with decay, clipping"], [_rates(one) for one in found])
     sizes = [f"seeds for {100 * size:g} %" for size in SIZES]
     head = ["preset", "BF16: loss, sd", "NVFP4: gap, sd", "ratio", "MXFP4 − NVFP4, sd", *sizes]
-    resolved = _table(head, [_resolved(one) for one in found])
+    resolved = _table(head, [_resolved(one) for one in found if one.check])
     return HEAD.format(classes=classes, rates=rates, resolved=resolved, wanted=WANTED)
 
 

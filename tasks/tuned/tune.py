@@ -3,7 +3,9 @@
 Each class of recipes, by one recipe of it, is trained at rates a factor of two apart; the grid grows until no class has
 its best rate at an edge, and the rates beside the best are tried last. Then weight decay and clipping are tried at the
 best rate and at twice that. The resolution of the preset comes from other seeds: BF16, NVFP4 and MXFP4 at their rates.
-Where the preset has a file, classes that are not tuned again keep their curves in it.
+`--fresh 0` ends with the rates. Where the preset has a file, classes that are not tuned again keep their curves in it.
+`--jobs 8` trains populations in so many workers (worker.py) at a time, dealt out among the GPUs; what is finished in
+the folder of `--work` is not trained again, so that the same command goes on from there.
 It needs the packages of a worker alone, so that it runs on any machine that trains.
 """
 
@@ -13,13 +15,13 @@ import argparse
 import itertools
 import math
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.reading.files import decode_json
@@ -27,9 +29,11 @@ from fp4dse.dse.training import SGD, Training
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import train
-from fp4dse.tasks.job import Lane
+from fp4dse.tasks.job import Job, JobResult, Lane
 from fp4dse.tasks.task import Task
+from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
+from fp4dse.tasks.tuned.workers import train_in_workers
 
 FIRST_SEED, FIRST_FRESH = 1000, 2000
 """Seeds that no sweep has by itself."""
@@ -76,10 +80,13 @@ class Asked(NamedTuple):
 
 
 class Trainer:
-    """Trains points of one preset, at most so many lanes at a time, and says how far it is on standard error."""
+    """Trains points of one preset, at most so many lanes at a time, and says how far it is on standard error. jobs:
+    workers at a time; work: the folder of their jobs, None for one that is deleted; with one job and no folder this
+    process trains itself."""
 
-    def __init__(self, task: Task, device: str, most: int) -> None:
+    def __init__(self, task: Task, device: str, most: int, jobs: int = 1, work: Path | None = None) -> None:
         self.task, self.device, self.most, self.begin = task, device, most, time.monotonic()
+        self.jobs, self.work = jobs, work
 
     def points(self, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Point]:
         """The points, each on the seeds."""
@@ -87,31 +94,46 @@ class Trainer:
         for number, one in enumerate(asked):
             members = populations.setdefault(one.recipe.signature(), [])
             members.extend((number, one.lane(seed)) for seed in seeds)
+        parts = [
+            members[start : start + self.most]
+            for members in populations.values()
+            for start in range(0, len(members), self.most)
+        ]
         losses: list[list[float | None]] = [[] for _ in asked]
-        for members in populations.values():
-            for start in range(0, len(members), self.most):
-                part = members[start : start + self.most]
-                result = train(self.task, [lane for _, lane in part], self.device)
-                for (number, _), lane in zip(part, result.lanes, strict=True):
-                    losses[number].append(lane.val_loss)
-                said = f"{time.monotonic() - self.begin:7.0f} s: {len(part)} lanes in {result.train_s:.0f} s"
-                print(said, file=sys.stderr)
+        results = self._results([[lane for _, lane in part] for part in parts])
+        for part, result in zip(parts, results, strict=True):
+            for (number, _), lane in zip(part, result.lanes, strict=True):
+                losses[number].append(lane.val_loss)
+            said = f"{time.monotonic() - self.begin:7.0f} s: {len(part)} lanes in {result.train_s:.0f} s"
+            print(said, file=sys.stderr)
         return [Point(a.of, a.lr, loss, a.weight_decay, a.clip) for a, loss in zip(asked, losses, strict=True)]
+
+    def _results(self, populations: Sequence[Sequence[Lane]]) -> Iterator[JobResult]:
+        """The result of each population."""
+        if self.jobs == 1 and self.work is None:
+            yield from (train(self.task, lanes, self.device) for lanes in populations)
+            return
+        task = self.task
+        with tempfile.TemporaryDirectory() as own:
+            jobs = [
+                Job(task.name, task.preset, list(lanes), self.device, origin=task.origin, digest=task.digest)
+                for lanes in populations
+            ]
+            yield from train_in_workers(jobs, self.work or Path(own), self.jobs)
 
 
 def tune(
-    task: Task,
-    data: str,
-    device: str,
+    trainer: Trainer,
+    data: str = "",
     classes: Sequence[str] = USUAL,
     seeds: int = 3,
     fresh: int = 5,
-    most: int = 64,
     before: Tuned | None = None,
 ) -> Tuned:
-    """Tune a task, from its rate `task.lr` on. most: lanes that are trained together; before: what there is of the
-    preset: its other classes stay, and so does its check unless BF16 or the forward class is tuned again."""
-    trainer, chosen = Trainer(task, device, most), list(range(FIRST_SEED, FIRST_SEED + seeds))
+    """Tune a task, from its rate `task.lr` on. fresh: seeds of the check; 0: rates alone, without decay, clipping and
+    check; before: what there is of the preset: its other classes stay, and so does its check unless BF16 or the forward
+    class is tuned again."""
+    task, device, chosen = trainer.task, trainer.device, list(range(FIRST_SEED, FIRST_SEED + seeds))
     before = kept(before, task, device, classes, chosen) if before else None
     recipes = representatives()
     middle = _rounded(task.lr)
@@ -122,6 +144,9 @@ def tune(
         curve += trainer.points(asked, chosen)
         grids = {of: _beyond(curve, of) for of in classes}
     found = Tuned(task.name, task.preset, data, task.rev, task.steps, device, chosen, curve, [], [])
+    if not fresh:
+        found = msgspec.structs.replace(found, curve=sorted(curve, key=_order))
+        return merged(found, before) if before else found
     decays = [None, *(decay for decay in DECAYS if decay != task.weight_decay)]
     clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
     others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
@@ -210,6 +235,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fresh", type=int, default=5)
     parser.add_argument("--most", type=int, default=64, help="lanes that train together")
+    parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
+    parser.add_argument("--work", type=Path, help="folder of their jobs, from which the same command goes on")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args(arguments)
     for text in asked.presets:
@@ -219,11 +246,11 @@ def main(arguments: list[str] | None = None) -> None:
         named = data.partition("?")[0]
         file = asked.folder / file_name(one.name, one.preset, named)
         before = decode_json(file.read_bytes(), Tuned) if file.is_file() else None
-        numbers = asked.classes, asked.seeds, asked.fresh, asked.most
-        found = tune(one, named, asked.device, *numbers, before=before)
+        trainer = Trainer(one, asked.device, asked.most, asked.jobs, asked.work)
+        found = tune(trainer, named, asked.classes, asked.seeds, asked.fresh, before)
         print(write(found, asked.folder), found.rates, flush=True)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    with torch_threads(1):
+        main()

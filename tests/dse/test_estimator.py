@@ -19,6 +19,7 @@ from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.reading.library import recipe_from_dict
 from fp4dse.dse.record import plain
 from fp4dse.dse.scale import E4M3, FP32
+from tests.each import each
 
 replace = msgspec.structs.replace
 SOFT = Quantizer(scaling="softmax")
@@ -123,15 +124,15 @@ def test_lanes_share_a_population_only_with_the_same_grid_if_an_estimator_depend
     assert estimating(e2m1, x=through).signature() != estimating(e1m2, x=through).signature()
 
 
-@pytest.mark.parametrize("name", ["hif4", "if4", "mixfp4", "razer", "blockdialect"])
-@pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
+@each("name", ["hif4", "if4", "mixfp4", "razer", "blockdialect"])
+@each("relaxation", RELAXATION_NAMES.values())
 def test_elements_of_several_grids_have_no_surrogate(name, relaxation):
     expected = set() if relaxation == STE() else {"estimator-needs-one-grid"}
     assert broken(estimating(name, x=Through(relaxation))) == expected
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4-2d", "quest-mxfp4", "amxfp4", "mbs-mxfp4", "int4-sawb", "fp8"])
-@pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
+@each("name", ["nvfp4", "mxfp4-2d", "quest-mxfp4", "amxfp4", "mbs-mxfp4", "int4-sawb", "fp8"])
+@each("relaxation", RELAXATION_NAMES.values())
 def test_every_relaxation_goes_with_every_quantizer_of_one_grid(name, relaxation):
     assert broken(estimating(name, x=Through(relaxation), w=Through(relaxation, masked=True))) == set()
 

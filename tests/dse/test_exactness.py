@@ -23,6 +23,7 @@ from fp4dse.dse.exactness import (
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, scale_key
+from tests.each import each
 
 POWERS = [2.0**e for e in range(-127, 128)]
 LISTED = [E8M0(), E4M3(), UE5M3(), UE5M3(max=61440), UE5M3(max=122880), E5M2(), UE4M4(), BF16()]
@@ -55,8 +56,8 @@ def first_bit(values: np.ndarray) -> np.ndarray:
     return np.frexp(values)[1] - 1
 
 
-@pytest.mark.parametrize("scale", LISTED, ids=scale_key)
-@pytest.mark.parametrize("element", ELEMENTS)
+@each("scale", LISTED)
+@each("element", ELEMENTS)
 def test_listing_codes_and_scales_proves_the_class(element, scale):
     q = Quantizer(element=element, scale=scale)
     values = operands(q)

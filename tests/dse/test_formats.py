@@ -15,6 +15,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES, FloatFormat, e8m0_rule
 from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.record import field_types, options
+from tests.each import each
 
 FORMATS = {**ELEMENTS, **SCALES}
 
@@ -114,10 +115,10 @@ def exponent_by_definition(amax: np.float32, rule: str, element: FloatFormat) ->
     return e
 
 
-@pytest.mark.parametrize("element", TOPS.values(), ids=TOPS)
-@pytest.mark.parametrize("rule", E8M0_RULES)
-@pytest.mark.parametrize("exponent", [-100, -1, 0, 1, 100])
-@pytest.mark.parametrize("ulps", [-1, 0, 1])
+@each("element", TOPS.values())
+@each("rule", E8M0_RULES)
+@each("exponent", [-100, -1, 0, 1, 100])
+@each("ulps", [-1, 0, 1])
 def test_e8m0_rules_are_exact_around_every_boundary(rule, element, exponent, ulps):
     edge = element.max + 2.0 ** (element.emax - element.mantissa - 1)
     for boundary in (element.max, 2.0**element.emax, edge, element.max * 2**0.5, 2.0**element.emax * 4 / 3):

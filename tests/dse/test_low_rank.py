@@ -10,6 +10,7 @@ from fp4dse.dse.reading.library import recipe_from_dict
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.stages import STAGES
+from tests.each import each
 
 replace = msgspec.structs.replace
 NV = replace(QUANTIZERS["nvfp4"], outliers=LowRank())
@@ -33,7 +34,7 @@ def test_components_do_not_go_together_with(q, message):
     assert [rule for rule, error in quantizer_faults(q) if message in str(error)] == ["outliers"]
 
 
-@pytest.mark.parametrize("name", [n for n, q in QUANTIZERS.items() if not (q.is_plain or q.codec == "eden")])
+@each("name", [n for n, q in QUANTIZERS.items() if not (q.is_plain or q.codec == "eden")])
 def test_other_quantizers_may_have_them(name):
     q = replace(QUANTIZERS[name], outliers=LowRank(rank=2))
     assert bool(quantizer_faults(q)) == (isinstance(q.block, str) and "x" in q.block)

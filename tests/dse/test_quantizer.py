@@ -26,6 +26,7 @@ from fp4dse.dse.scale import (
     scale_key,
     scale_name,
 )
+from tests.each import each
 
 replace = msgspec.structs.replace
 
@@ -127,7 +128,7 @@ def test_labels_tell_quantizers_apart(a, b):
     assert (a.label() == b.label()) == (a.canonical() == b.canonical())
 
 
-@pytest.mark.parametrize("name", QUANTIZERS)
+@each("name", QUANTIZERS)
 def test_a_named_quantizer_is_found_by_name_and_says_its_name(name):
     assert Quantizer.named(name) is QUANTIZERS[name]
     assert Quantizer.named(name).label() == name

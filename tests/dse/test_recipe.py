@@ -12,6 +12,7 @@ from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
+from tests.each import each
 
 replace = msgspec.structs.replace
 
@@ -91,7 +92,7 @@ def pairs(draw) -> tuple[Recipe, Recipe]:
     return a, replace(a, **{stage: replace(part, **{attribute: new})})
 
 
-@pytest.mark.parametrize("name", IDS)
+@each("name", IDS)
 def test_ids_of_shipped_recipes_are_for_ever(name):
     assert Recipe.named(name).config_id == IDS[name]
 
@@ -195,7 +196,7 @@ def test_a_target_that_makes_the_largest_element_infinite_is_forbidden(scale, ta
     assert str(error).startswith(f"tensor_scale.target: found {target}; accepted: {accepted}")
 
 
-@pytest.mark.parametrize("name", IDS)
+@each("name", IDS)
 def test_shipped_recipes_are_valid(name):
     assert Recipe.named(name).validate() == []
 
@@ -263,6 +264,7 @@ COLUMN_TYPES = {
     "noise": {str},
     "distill": {str},
     "trains": {str},
+    "replay": {str},
     "number": {float, type(None)},
     "steps": {int, type(None)},
     "accumulate": {int},
@@ -280,7 +282,7 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
-    of_recipe |= {name: name for name in (*words, "ramping", "rollout", "noise", "distill", "trains")}
+    of_recipe |= {name: name for name in (*words, "ramping", "rollout", "noise", "distill", "trains", "replay")}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
     of_recipe |= {"loss_scale_growth": "steps"}
     assert set(columns) == expected | set(of_recipe)

@@ -1,13 +1,12 @@
 """Every shipped recipe, its six slots as the literature gives them (techniques table: format, rounding, rotation)."""
 
-import pytest
-
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
 from fp4dse.dse.channels import channels_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
 from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training, Triangle
+from tests.each import each
 
 
 def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -> list[str]:
@@ -161,7 +160,7 @@ AROUND_OF = {
 """Recipe -> layers and steps that are not quantized, and the training side, where they are not the default."""
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_a_recipe_keeps_precise_what_its_paper_does(name):
     recipe = Recipe.named(name)
     around = {field: getattr(recipe, field) for field in ("precise", "finish", "gemm", "training")}
@@ -178,7 +177,7 @@ def test_shares_of_blocks_are_those_of_the_papers():
     assert kept("nemotron-3-super", 88) == [*range(74, 88)]
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_a_recipe_has_the_six_slots_of_its_paper(name):
     recipe = Recipe.named(name)
     assert [recipe.slot(slot).label() for slot in SLOTS] == SLOTS_OF[name]
@@ -189,7 +188,7 @@ def test_a_recipe_has_the_six_slots_of_its_paper(name):
     assert [rule.label() for rule in recipe.layers] == LAYERS_OF.get(name, [])
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_a_recipe_says_what_it_is_and_where_it_is_from(name):
     file = recipe_files()[name]
     assert len(file.summary) > 10

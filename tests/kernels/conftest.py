@@ -69,7 +69,8 @@ def place(request):
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        patch.setattr(modules["mxfp4"], "higher", tl.standard._elementwise_max)
+        for module in ("max_abs", "mxfp4"):
+            patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)

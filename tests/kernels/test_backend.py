@@ -9,6 +9,7 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import LaneNumerics, backend, native, why_not_compiled
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.tasks.threads import torch_threads
 
 
 def test_every_draw_has_its_own_threshold_in_native_code():
@@ -28,15 +29,11 @@ def test_every_draw_has_its_own_threshold_in_native_code():
 def test_many_threads_have_the_bits_of_the_reference():
     x = torch.randn(3, 2000, 16)
     arguments = x, *descriptor([Quantizer.named("hif4")] * 3)
-    threads = torch.get_num_threads()
-    try:
-        for n in (1, 2):
-            torch.set_num_threads(n)
+    for n in (1, 2):
+        with torch_threads(n):
             got, expected = (path.quantize_blocks(*arguments, codec="if4")[0] for path in (backend("cpu"), PLAIN))
-            assert torch.equal(got.q, expected.q)
-            assert torch.equal(got.scale, expected.scale)
-    finally:
-        torch.set_num_threads(threads)
+        assert torch.equal(got.q, expected.q)
+        assert torch.equal(got.scale, expected.scale)
 
 
 @pytest.fixture

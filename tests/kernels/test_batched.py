@@ -1,6 +1,8 @@
 """A matrix's product has the same bits alone, in any company, and at any place in it."""
 
 import itertools
+import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from fp4dse.kernels.gemm import GEMMS
 from fp4dse.kernels.ops import products as batched
+from fp4dse.tasks.threads import torch_threads
 
 SHAPES = [
     *itertools.product((1, 3, 7, 16, 33, 64), (1, 5, 10, 24, 63), (1, 9, 16, 50, 127, 256)),
@@ -42,15 +45,11 @@ def differing(run, a, b, lanes=LANES):
 @pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
 @pytest.mark.parametrize("name", ["fp32", "bf16-rounded"])
 def test_a_product_has_the_same_bits_in_any_company(name, columns, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         for rows, wide, k in SHAPES[:: 3 if (name, threads) == ("fp32", 1) else 11]:
             lanes = 64 if k < 1024 else 16
             a, b = laid(operand(lanes, rows, k), columns[0]), laid(operand(lanes, wide, k, seed=1), columns[1])
             assert differing(GEMMS[name].run, a, b, [n for n in LANES if n <= lanes]) == 0, (rows, wide, k)
-    finally:
-        torch.set_num_threads(before)
 
 
 @given(*[st.integers(1, 70)] * 2, st.integers(1, 300), st.booleans(), st.booleans(), st.sampled_from([2, 3, 9]))
@@ -133,9 +132,97 @@ def test_narrow_products_by_a_kernel_have_the_same_bits_in_any_company(place, co
             assert torch.equal(place.products.multiply(a[chosen], b[chosen], "ieee"), got[chosen])
 
 
+FINISHES = {
+    "nothing": {},
+    "rounded": {"dtype": torch.bfloat16},
+    "factors of lanes": {"factor_a": (), "factor_b": ()},
+    "factors of rows": {"factor_a": (0,), "factor_b": (1,)},
+    "one factor, a bias": {"factor_b": (), "bias": (1,)},
+    "all": {"factor_a": (), "factor_b": (1,), "bias": (1,), "dtype": torch.bfloat16},
+}
+"""What is given, of which sizes of a result [R, S], each with a lane axis before them."""
+
+
+def finish_of(name, lanes, sizes, device):
+    values = dict(FINISHES[name])
+    for key in values.keys() - {"dtype"}:
+        of = [sizes[i] for i in values[key]]
+        values[key] = operand(lanes, 1, math.prod(of), seed=len(key)).view(lanes, *of).to(device)
+    return batched.Finish(**values)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+@pytest.mark.parametrize("name", ["nothing", "rounded", "factors of lanes"])
+def test_on_a_gpu_a_finished_product_has_the_same_bits_in_any_company(columns, name):
+    for rows, wide, k in [*SHAPES[::9], (512, 256, 256), (256, 256, 8192), (2304, 1024, 1024)]:
+        lanes = 64 if rows * wide * k < 2**28 else 5
+        a, b = (
+            laid(operand(lanes, n, k, torch.bfloat16, n), c).cuda() for n, c in zip((rows, wide), columns, strict=True)
+        )
+        end = (
+            batched.Finish(dtype=torch.bfloat16) if name == "rounded" else finish_of(name, lanes, (rows, wide), "cuda")
+        )
+        among = batched.multiply(a, b, finish=end)
+        assert among.dtype == end.dtype
+        for n in LANES:
+            of = torch.randperm(lanes, generator=torch.Generator().manual_seed(n))[:n].cuda()
+            few = end._replace(
+                **{key: f[of] for key in ("factor_a", "factor_b") if (f := getattr(end, key)) is not None}
+            )
+            found = batched.multiply(*(laid(x[of], c) for x, c in zip((a, b), columns, strict=True)), finish=few)
+            assert torch.equal(found, among[of]), (rows, wide, k, n)
+
+
+LAYOUTS = [(False, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"), [*((c, "all") for c in LAYOUTS), *(((False, False), n) for n in FINISHES)], ids=str
+)
+def test_a_tile_is_finished_as_a_whole_product_is(place, columns, name):
+    kernels = place.products
+    ways = {
+        "described": partial(kernels.described, tiles=kernels.Tiles(128, 64, 64, 4, 3)),
+        "tiled": kernels.tiled,
+        "narrow": partial(kernels.multiply, fp32="ieee"),
+    }
+    for way, rows, wide, k, dtype in (
+        ("described", 136, 72, 128, torch.bfloat16),
+        ("tiled", 128, 64, 64, torch.bfloat16),
+        ("tiled", 96, 72, 40, torch.bfloat16),
+        ("narrow", 20, 5, 70, torch.bfloat16),
+        ("narrow", 20, 5, 70, torch.float32),
+    ):
+        run = ways[way]
+        a, b = (
+            laid(operand(2, n, k, dtype, n), c).to(place.device) for n, c in zip((rows, wide), columns, strict=True)
+        )
+        finish = finish_of(name, 2, (rows, wide), place.device)
+        product = run(a, b, finish=batched.AS_IT_IS)
+        exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+        assert ((product - exact).abs() <= 2.0**-18 * size).all()
+        got = run(a, b, finish=finish)
+        assert got.dtype == finish.dtype
+        assert torch.equal(got, batched.finished(product, finish))
+        alone = finish._replace(**{k: getattr(finish, k)[1:] for k in FINISHES[name] if k != "dtype"})
+        assert torch.equal(run(a[1:], b[1:], finish=alone), got[1:])
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_is_described_has_no_tile_that_reaches_into_another_lane_along_the_contraction(place, lanes):
+    whole, cut = operand(lanes, 24, 64, torch.bfloat16), operand(lanes, 24, 40, torch.bfloat16)
+    takes = place.products.are_described
+    assert takes(whole, whole)
+    assert takes(laid(whole, True), whole)
+    assert takes(cut, cut)
+    assert not takes(laid(cut, True), cut)
+    assert takes(whole[:, :16], whole) == (lanes == 1)
+
+
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_a_long_contraction_is_added_in_parts_of_its_shape_alone(place, monkeypatch, columns):
-    monkeypatch.setattr(place.products, "LONG", 64)
+    monkeypatch.setattr(place.products, "LENGTH", 64)
     a, b = (laid(operand(2, n, 300, seed=n), columns).to(place.device) for n in (20, 5))
     parts = 300 / place.products.part_of(300, 2, 32)
     assert parts > 4

@@ -20,6 +20,7 @@ from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.spec.blocks import cut
 from fp4dse.kernels.quant.spec.reference import quantize_blocks
 from fp4dse.kernels.vectors import with_whole_tiles
+from tests.each import each
 
 DEFINED = [name for name, q in QUANTIZERS.items() if why_not_decomposed(q) is None]
 BF16 = Recipe.named("bf16")
@@ -79,8 +80,8 @@ def test_the_parts_add_up_to_the_error_exactly(name, seed, bits):
     assert parts.cross["dead", "grid"] == 0
 
 
-@pytest.mark.parametrize("element", [name for name in ELEMENTS if name != "s1p2"])  # HiFloat4's alone
-@pytest.mark.parametrize("block", [16, "16x16", "row", "tensor"])
+@each("element", [name for name in ELEMENTS if name != "s1p2"])
+@each("block", [16, "16x16", "row", "tensor"])
 def test_the_parts_follow_from_the_definition(element, block):
     """Q* in float64 from the list of magnitudes, away from the points where FP32 and float64 may decide apart."""
     x = spread(5, 3)

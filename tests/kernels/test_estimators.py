@@ -31,6 +31,7 @@ from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.spec.codecs import CODECS
 from fp4dse.kernels.quant.spec.estimators import surrogate, through
 from fp4dse.kernels.quant.spec.reference import quantize_blocks
+from tests.each import each
 
 E2M1 = ELEMENTS["e2m1"]
 SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")
@@ -107,8 +108,8 @@ def test_clipped_and_trust_cut_off_at_the_grid_and_half_a_step_beyond():
     assert up.item() == 0  # rounded up by chance, by more than half a step
 
 
-@pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
-@pytest.mark.parametrize("name", ELEMENTS)
+@each("relaxation", RELAXATION_NAMES.values())
+@each("name", ELEMENTS)
 def test_surrogates_are_even_finite_and_not_negative_on_every_grid(relaxation, name):
     element = ELEMENTS[name]
     values = np.array(element.magnitudes())
@@ -197,10 +198,10 @@ def finite_differences(g, x, spec, val_max):
     return out
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("scale", SCALE_GRADIENTS)
-@pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
-@pytest.mark.parametrize("val_max", [5.5, 7.5])  # below and above the largest element: nothing clips, something does
+@each("masked", [False, True])
+@each("scale", SCALE_GRADIENTS)
+@each("relaxation", RELAXATION_NAMES.values())
+@each("val_max", [5.5, 7.5])
 def test_gradients_are_the_finite_differences_of_the_smooth_surrogate(relaxation, scale, masked, val_max):
     random = np.random.default_rng(0)
     s = 2.0 ** random.integers(-20, 20, (24, 1))

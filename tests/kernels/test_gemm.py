@@ -15,6 +15,7 @@ from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, pick
 from fp4dse.kernels.ops import products
 from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.spec.codecs import CODECS
+from tests.each import each
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
 
@@ -139,8 +140,8 @@ def test_fp8_products_are_those_of_their_operands_at_any_size(rows, columns, k):
     assert ((got.double() - torch.bmm(a.double(), b.double().mT)).abs() <= 1e-4 * magnitude).all()
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("power", range(-16, 1))
+@each("element", ELEMENTS)
+@each("power", range(-16, 1))
 def test_e4m3_holds_every_code_while_scales_of_a_row_lie_within_its_window(element, power):
     """A row of all codes at scale 1 and all at 2^power: exact exactly if E4M3 holds the smallest code of the second."""
     codes = torch.tensor(ELEMENTS[element].magnitudes())

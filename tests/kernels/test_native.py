@@ -23,6 +23,7 @@ from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.spec.reference import decode_operand
 from fp4dse.kernels.quant.triton import unfused
 from fp4dse.kernels.quant.triton.features import features_of
+from fp4dse.tasks.threads import torch_threads
 
 replace = msgspec.structs.replace
 NVFP4, MXFP4 = Quantizer.named("nvfp4"), Quantizer.named("mxfp4")
@@ -178,12 +179,8 @@ def test_draws_of_any_keys_and_sizes_are_those_of_philox(seed, step, site, colum
 def test_lanes_may_lie_apart_and_threads_share_them():
     x = torch.randn(5, 100, 480)[:, :64]
     for threads in (1, 2):
-        before = torch.get_num_threads()
-        try:
-            torch.set_num_threads(threads)
+        with torch_threads(threads):
             assert_operands_agree(x, [NVFP4, replace(NVFP4, element="int4"), *[NVFP4] * 3], False)
-        finally:
-            torch.set_num_threads(before)
 
 
 def test_a_tensor_maximum_that_is_given_takes_the_place_of_the_present_one():

@@ -7,8 +7,10 @@ import torch
 
 from fp4dse.dse.training import AdamW
 from fp4dse.kernels.ops import philox
+from fp4dse.kernels.ops.max_abs import max_abs
 from fp4dse.kernels.ops.products import scaled
 from fp4dse.kernels.ops.silu import silu
+from fp4dse.kernels.ops.squared_error import squared_error
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers
 from tests.kernels.comparing import take_kernels
 
@@ -29,13 +31,52 @@ def numbers(*shape: int) -> torch.Tensor:
     return x
 
 
-def test_silu_and_its_gradient(place):
-    x, g = numbers(3, 700), torch.randn(3, 700)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_silu_and_its_gradient(place, dtype):
+    x, g = numbers(3, 700).to(dtype), torch.randn(3, 700).to(dtype)
     wanted = x.clone().requires_grad_()
     y = silu(wanted)
     y.backward(g)
     assert same(place.silu.silu(x.to(place.device)), y.detach())
     assert same(place.silu.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
+
+
+@pytest.mark.parametrize("of_lane", [True, False])
+def test_squared_error_and_its_gradient(place, of_lane):
+    out, y = numbers(3, 7, 50), torch.randn(3, 7, 50)
+    g = torch.tensor([0.5, 0.0, 3.0])[:, None, None].expand_as(out) if of_lane else torch.randn(3, 7, 50)
+    wanted, of_y = out.clone().requires_grad_(), y.clone().requires_grad_()
+    error = wanted - of_y
+    (error * error).backward(g)
+    mine, mine_of_y = out.clone().requires_grad_(), y.clone().requires_grad_()
+    found = squared_error(mine, mine_of_y)
+    found.backward(g)
+    assert same(found.detach(), (error * error).detach())
+    assert same(mine.grad, wanted.grad)
+    assert same(mine_of_y.grad, of_y.grad)
+    there = out.to(place.device), y.to(place.device)
+    expanded = g[:, :1, :1].to(place.device).expand_as(out) if of_lane else g.to(place.device)
+    assert same(place.squared_error.squared_error(*there), found.detach())
+    assert same(place.squared_error.squared_error_gradient(*there, expanded), wanted.grad)
+
+
+def test_squared_error_of_one_target_for_all_is_left_to_the_definition(place):
+    assert "shapes" in place.squared_error.why_not(torch.zeros(3, 4), torch.zeros(1, 4))
+    assert "dtype" in place.squared_error.why_not(torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.float64))
+    out, y = torch.randn(3, 4, requires_grad=True), torch.randn(1, 4)
+    squared_error(out, y).sum().backward()
+    assert torch.equal(out.grad, 2 * (out - y).detach())
+
+
+@pytest.mark.parametrize("size", [1, 700, 8192, 20_000])
+def test_the_largest_magnitude_of_a_lane(place, size):
+    x = torch.randn(4, size)
+    x[1, -1], x[2, size // 2], x[3, 0] = -9.0, torch.inf, -torch.nan
+    expected = x.double().abs().amax(1).float()
+    assert same(max_abs(x), expected)
+    got = place.max_abs.max_abs(x.to(place.device))
+    assert same(got, expected)
+    assert same(place.max_abs.max_abs(x[1:2].to(place.device)), got[1:2])
 
 
 @pytest.mark.parametrize("stream", philox.STREAMS.values(), ids=philox.STREAMS)

@@ -15,6 +15,7 @@ from fp4dse.kernels.quant.spec import grid, reference
 from fp4dse.kernels.quant.spec.blocks import cut, join
 from fp4dse.kernels.quant.spec.codecs.codes import CODES
 from fp4dse.kernels.vectors import with_whole_tiles
+from tests.each import each
 
 BLOCK_SCALED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain}
 E2M1 = torch.tensor(ELEMENTS["e2m1"].magnitudes())
@@ -236,7 +237,7 @@ def test_native_code_has_the_bits_of_the_reference(name, drawn):
             assert torch.equal(a.isnan(), b.isnan())
 
 
-@pytest.mark.parametrize("name", ROW_BLOCKS)
+@each("name", ROW_BLOCKS)
 def test_a_block_with_nan_or_inf_decodes_to_nan_and_others_do_not(name):
     q = QUANTIZERS[name]
     x = special_blocks()
@@ -249,7 +250,7 @@ def test_a_block_with_nan_or_inf_decodes_to_nan_and_others_do_not(name):
         assert torch.equal(got.isnan().any(dim=1), bad)
 
 
-@pytest.mark.parametrize("name", BLOCK_SCALED)
+@each("name", BLOCK_SCALED)
 def test_a_zero_block_stays_zero_and_signs_are_kept(name):
     x = torch.zeros(64, 128)
     x[32:] = torch.randn(32, 128)
@@ -262,7 +263,7 @@ def test_a_zero_block_stays_zero_and_signs_are_kept(name):
     assert same.all()
 
 
-@pytest.mark.parametrize("name", BLOCK_SCALED)
+@each("name", BLOCK_SCALED)
 def test_the_stored_parts_multiply_to_the_values(name):
     q = QUANTIZERS[name]
     got = quantize(with_whole_tiles(torch.randn(64, 128), q), q)
@@ -277,7 +278,7 @@ def test_the_stored_parts_multiply_to_the_values(name):
 EXACT_IN_BF16 = [name for name, q in BLOCK_SCALED.items() if q.scale != FP32() and q.codec not in ("if4", "macro")]
 
 
-@pytest.mark.parametrize("name", EXACT_IN_BF16)
+@each("name", EXACT_IN_BF16)
 def test_an_element_times_its_scale_is_exact_in_bf16(name):
     x = torch.randn(64, 512) * torch.exp2(torch.randn(64, 1) * 8)
     got = quantize(with_whole_tiles(x, QUANTIZERS[name]), QUANTIZERS[name])

@@ -27,6 +27,7 @@ from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.spec.estimators import rounded_slope, scale_surrogate, through
 from fp4dse.kernels.quant.spec.reference import quantize_blocks
+from tests.each import each
 
 E2M1 = ELEMENTS["e2m1"]
 SCALES = [E8M0(), E4M3(), UE5M3(), UE5M3(max=61440), E5M2(), UE4M4(), BF16()]
@@ -92,9 +93,9 @@ def surrogate_in_float64(z, relaxation, low, high):
             return np.maximum(slopes[(3 * (z - low) / width).astype(int)], lower)
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=lambda scale: str(scale_grid(scale).max))
-@pytest.mark.parametrize("relaxation", SCALE_RELAXATION_NAMES.values(), ids=SCALE_RELAXATION_NAMES)
-@pytest.mark.parametrize("t", [1 / 64, 19 / 64, 0.46875, 45 / 64, 63 / 64])
+@each("scale", SCALES)
+@each("relaxation", SCALE_RELAXATION_NAMES.values())
+@each("t", [1 / 64, 19 / 64, 0.46875, 45 / 64, 63 / 64])
 def test_on_every_interval_of_every_format_a_surrogate_is_what_its_definition_says(scale, relaxation, t):
     codes = np.array(scale_grid(scale).magnitudes())
     codes = codes[codes >= 2.0**-120]  # FP32 has no room between E8M0's and BF16's smallest
@@ -103,8 +104,8 @@ def test_on_every_interval_of_every_format_a_surrogate_is_what_its_definition_sa
     assert np.allclose(slope(u, relaxation, scale), surrogate_in_float64(u, relaxation, low, high), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=lambda scale: str(scale_grid(scale).max))
-@pytest.mark.parametrize("relaxation", SCALE_RELAXATION_NAMES.values(), ids=SCALE_RELAXATION_NAMES)
+@each("scale", SCALES)
+@each("relaxation", SCALE_RELAXATION_NAMES.values())
 def test_surrogates_are_finite_and_not_negative_at_every_code_and_beyond(scale, relaxation):
     codes = np.array(scale_grid(scale).magnitudes(), dtype=np.float32)
     u = np.concatenate([codes, (codes[1:] - codes[:-1]) / 2 + codes[:-1], [np.finfo(np.float32).max, 1e-45]])
@@ -208,9 +209,9 @@ ROUNDED = {
 }
 
 
-@pytest.mark.parametrize("scale", ROUNDED.values(), ids=ROUNDED)
-@pytest.mark.parametrize("kind", SCALE_GRADIENTS)
-@pytest.mark.parametrize("relaxation", SCALE_RELAXATION_NAMES.values(), ids=SCALE_RELAXATION_NAMES)
+@each("scale", ROUNDED.values())
+@each("kind", SCALE_GRADIENTS)
+@each("relaxation", SCALE_RELAXATION_NAMES.values())
 def test_gradients_are_the_finite_differences_of_the_smooth_surrogate(relaxation, kind, scale):
     """Under the encode convention but for the factor (S · 6 / amax)² that is left out."""
     random = np.random.default_rng(0)

@@ -11,9 +11,9 @@ from fp4dse.sweeps.arguments import find_space
 from fp4dse.tasks import Lane, get_task, train
 
 
-@pytest.mark.parametrize("name", ["rl", "rl-fixes"])
-def test_every_recipe_trains_on_the_smoke_preset(name):
-    task = msgspec.structs.replace(get_task("rl", "smoke"), steps=1)
+@pytest.mark.parametrize(("name", "preset"), [("rl", "smoke"), ("rl-fixes", "smoke"), ("rl-replay", "moe-smoke")])
+def test_every_recipe_trains_on_the_smoke_preset(name, preset):
+    task = msgspec.structs.replace(get_task("rl", preset), steps=1)
     together = {}
     for recipe in find_space(name).recipes():
         together.setdefault(recipe.signature(), []).append(Lane(recipe, task.lr, 0))

@@ -5,7 +5,6 @@ from functools import partial
 
 import msgspec
 import pytest
-import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.layers.precision import Finish, Precise
@@ -15,6 +14,7 @@ from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.language import presets
 from fp4dse.tasks.task import Problem, Task
+from fp4dse.tasks.threads import torch_threads
 from tests.tasks import plain_net
 
 replace = msgspec.structs.replace
@@ -36,10 +36,8 @@ def little_is_held_out(monkeypatch):
 @pytest.fixture(autouse=True)
 def one_thread():
     """Threads that wait for one another take long on a machine that is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 def short(name: str, preset: str, steps: int = 5) -> Task:
@@ -137,8 +135,11 @@ CASES: dict[str, Callable[[], Lanes]] = {
 def test_a_lane_is_what_it_is_beside_any_others(case):
     """Alone, in another order, at the end or the start, and beside one that diverges."""
     task, lanes = CASES[case]()
-    torch.set_num_threads(2 if "2 threads" in case else 1)
-    results = partial(train, task, record="recording" in case)
+
+    def results(lanes):
+        with torch_threads(2 if "2 threads" in case else 1):
+            return train(task, lanes, record="recording" in case)
+
     together = results(lanes).lanes
     assert all(result.status == "done" for result in together)
     assert len({tuple(result.curve_loss) for result in together}) > len(lanes) / 2

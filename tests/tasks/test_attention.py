@@ -9,6 +9,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops import attention as module
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.tasks.nn import self_attention
+from fp4dse.tasks.threads import torch_threads
 
 BF16 = torch.bfloat16
 
@@ -106,12 +107,8 @@ def test_attention_of_lanes_is_their_own(length, device, threads, dtype, causal)
         return attention(*(x.reshape(-1, length, 16) for x in (q, k, v)), causal).view(q.shape)
 
     qkv = [randn(5, 2, 3, length, 16, seed=i).to(device, dtype) for i in range(3)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         among, few = gradients(folded, *qkv), gradients(folded, *(x[[3, 1]] for x in qkv))
-    finally:
-        torch.set_num_threads(before)
     for a, b in zip(among, few, strict=True):
         assert torch.equal(a[[3, 1]], b)
 

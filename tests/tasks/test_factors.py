@@ -15,7 +15,7 @@ from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, convert
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers.lane_optimizer import decays
 from fp4dse.tasks.own.one_by_one import SequentialNumerics
 from fp4dse.tasks.start.make_weights import make_weights
@@ -171,14 +171,6 @@ def test_it_trains_with_other_optimizers_and_what_looks_at_weights(training):
     steps = 60 if "reset" in training else 35 if "ramping" in training else 4
     [lane] = train(replace(TASK, steps=steps, batch=8), lanes(1, **training)).lanes
     assert lane.status == "done"
-
-
-def test_a_checkpoint_has_them(tmp_path):
-    expected = train(TASK, lanes()).lanes
-    left = iter([False] * 5 + [True])
-    with pytest.raises(Stopped):
-        train(TASK, lanes(), checkpoint=tmp_path / "c", should_stop=lambda: next(left))
-    assert train(TASK, lanes(), checkpoint=tmp_path / "c").lanes == expected
 
 
 def test_a_start_from_weights_is_split_as_they_are():

@@ -11,13 +11,15 @@ from fp4dse.dse.training import Distill, Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.data.grammar import TRAIN, Language
 from fp4dse.tasks.distance import mean_losses
-from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.engine import Population, Pruning
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.language import presets
 from fp4dse.tasks.start.base_weights import base_weights
 from fp4dse.tasks.start.make_weights import make_weights
 from fp4dse.tasks.start.weights import start_from
+from fp4dse.tasks.threads import torch_threads
+from tests.tasks.in_two import train_in_two
 
 replace = msgspec.structs.replace
 TASK = get_task("finetune", "smoke")
@@ -45,10 +47,8 @@ def lane(seed=0, lr=TASK.lr, **training):
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 def kl(teacher, student, temperature=1.0):
@@ -103,10 +103,7 @@ def test_a_lane_is_itself_beside_lanes_with_other_teachers_and_after_a_checkpoin
     [qat, qad, both, other], *_ = together
     assert train(TASK, [lane()]).lanes == [qat]
     assert both not in (qat, qad)
-    left, file = iter([False] * 5 + [True]), tmp_path / "half.pt"
-    with pytest.raises(Stopped):
-        train(TASK, [lane(1, **QAD)], checkpoint=file, should_stop=lambda: next(left))
-    assert train(TASK, [lane(1, **QAD)], checkpoint=file).lanes == [other]
+    assert train_in_two(TASK, [lane(1, **QAD)], file=tmp_path / "half.pt", after=5) == [other]
     leaves = Pruning([Rung(7, 0.5)], lambda *_: [False, True, False])
     assert train(TASK, [lane(1), lane(**QAD), lane()], pruning=leaves).lanes[1] == qad
 

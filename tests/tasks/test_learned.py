@@ -14,11 +14,12 @@ from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import SGD, Muon, StableSPAM, Training
 from fp4dse.kernels.learned import LEAST
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.engine import Population, Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.own.one_by_one import SequentialNumerics
 from fp4dse.tasks.start.make_weights import make_weights
 from fp4dse.tasks.start.weights import start_from
+from tests.tasks.in_two import train_in_two
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=12)
@@ -95,10 +96,7 @@ def test_a_lane_is_itself_in_any_company_after_a_checkpoint_and_a_rung(tmp_path)
     assert len({result.val_loss for result in whole}) == 3
     for at, member in enumerate(members):
         assert train(TASK, [member], record=True).lanes == whole[at : at + 1]
-    left, file = iter([False] * 5 + [True]), tmp_path / "half.pt"
-    with pytest.raises(Stopped):
-        train(TASK, members, record=True, checkpoint=file, should_stop=lambda: next(left))
-    assert train(TASK, members, record=True, checkpoint=file).lanes == whole
+    assert train_in_two(TASK, members, file=tmp_path / "half.pt", after=5, record=True) == whole
     pruned = train(TASK, members, record=True, pruning=Pruning([Rung(6, 0.4)], lambda *_: [False, True, False])).lanes
     assert pruned[1] == whole[1]
 

@@ -11,10 +11,11 @@ from fp4dse.dse.rules import canonical_faults
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.factors import has_factors, is_factor, merged, with_whole_weights
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.evaluation import evaluate, final_results
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.start.weights import start_from
+from tests.tasks.in_two import train_in_two
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=6)
@@ -144,12 +145,10 @@ def test_a_weight_that_bf16_holds_loses_nothing_by_its_merge():
         assert torch.allclose(evaluate(population, "bf16")[0], in_bf16, rtol=1e-2)
 
 
-def test_a_checkpoint_has_them(tmp_path):
-    expected = train(TASK, lanes()).lanes
-    left = iter([False] * 4 + [True])
-    with pytest.raises(Stopped):
-        train(TASK, lanes(), checkpoint=tmp_path / "c", should_stop=lambda: next(left))
-    assert train(TASK, lanes(), checkpoint=tmp_path / "c").lanes == expected
+@pytest.mark.parametrize(("outliers", "trains"), [("lora", "learned"), ("factors", "all")])
+def test_a_checkpoint_has_them(outliers, trains, tmp_path):
+    members = lanes(outliers=outliers, trains=trains)
+    assert train_in_two(TASK, members, file=tmp_path / "c", after=4) == train(TASK, members).lanes
 
 
 def test_a_policy_learns_by_its_adapters_alone():
@@ -159,6 +158,7 @@ def test_a_policy_learns_by_its_adapters_alone():
     before = {name: p.detach().clone() for name, p in population.model.named_parameters()}
     for step in range(task.steps):
         population.train_step(step)
+        assert population.experience.recorded["mismatch_kl"] < 1e-6, "answers are drawn by the policy that learns"
     moved = {name for name, p in population.model.named_parameters() if not torch.equal(before[name], p)}
     assert moved
     assert all(map(is_factor, moved))

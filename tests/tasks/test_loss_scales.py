@@ -10,9 +10,10 @@ from fp4dse.dse import Recipe
 from fp4dse.dse.scale import TensorScale
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.engine import Population, Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers.loss_scales import LossScales
+from tests.tasks.in_two import train_in_two
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=12)
@@ -104,10 +105,7 @@ def test_it_resumes_and_is_nothing_where_it_moves_nothing(tmp_path):
     members = [lane(loss_scale=64.0, loss_scale_growth=2), lane(), lane(1, loss_scale=TOO_LARGE, loss_scale_growth=2)]
     whole = train(TASK, members).lanes
     assert whole[0].val_loss == whole[1].val_loss
-    left, file = iter([False] * 5 + [True]), tmp_path / "half.pt"
-    with pytest.raises(Stopped):
-        train(TASK, members, checkpoint=file, should_stop=lambda: next(left))
-    assert train(TASK, members, checkpoint=file).lanes == whole
+    assert train_in_two(TASK, members, file=tmp_path / "half.pt", after=5) == whole
     for stays in ([False, True, False], [True, False, False]):
         found = train(TASK, members, pruning=Pruning([Rung(6, 0.4)], lambda *_, of=stays: of)).lanes
         assert found[stays.index(True)] == whole[stays.index(True)]

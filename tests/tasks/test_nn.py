@@ -11,6 +11,7 @@ from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.group_norm import group_norm
 from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.tasks import nn
+from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.vision.resnet import BatchNorm
 
 
@@ -119,9 +120,7 @@ class Threefold:
 )
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_lane_has_the_same_bits_in_any_company(part, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         torch.manual_seed(0)
         x = torch.randn(7, 9, 6, 6, 8)
 
@@ -135,8 +134,6 @@ def test_a_lane_has_the_same_bits_in_any_company(part, threads):
         for chosen in ([3, 1], [6, 0, 2], [1, 2, 3, 4, 5]):
             for few, of_all in zip(run(chosen), together, strict=True):
                 assert torch.equal(few, of_all[chosen])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_layers_know_their_place():

@@ -10,9 +10,10 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_
 from fp4dse.dse.training import OsciReset, Training
 from fp4dse.kernels import quantize
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.engine import Population, Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers.osci_reset import WINDOW, ends_of
+from tests.tasks.in_two import train_in_two
 
 from . import plain_net
 
@@ -69,10 +70,7 @@ def test_lanes_are_what_they_are_alone_with_and_without_resets(tmp_path):
     assert [train(TASK, [member]).lanes[0] for member in members] == whole
     assert whole[0].val_loss != whole[1].val_loss
     for stop in (20, END, END + 1):
-        left, file = iter([False] * stop + [True]), tmp_path / f"{stop}.pt"
-        with pytest.raises(Stopped):
-            train(TASK, members, checkpoint=file, should_stop=lambda of=left: next(of))
-        assert train(TASK, members, checkpoint=file).lanes == whole
+        assert train_in_two(TASK, members, file=tmp_path / f"{stop}.pt", after=stop) == whole
     stays = Pruning([Rung(30, 0.5)], lambda *_: [True, False, True, False])
     assert train(TASK, members, pruning=stays).lanes[::2] == whole[::2]
     members = [lane(EARLY, 0), lane(replace(EARLY, start=0.2), 1)]  # a window ends in another, whose lanes are gone

@@ -8,9 +8,10 @@ from fp4dse.dse import Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.kernels import LaneNumerics, QuantLinear, quantize
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.engine import Population, Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers.oscillation import MANY, WINDOW, Oscillation
+from tests.tasks.in_two import train_in_two
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=40)
@@ -107,11 +108,7 @@ def test_it_is_the_same_in_any_company_after_a_checkpoint_and_without_the_lanes_
     whole = train(TASK, members, record=True).lanes
     assert train(TASK, members[2:3], record=True).lanes == whole[2:3]
     for stop in (5, 20, 33):
-        left = iter([False] * stop + [True])
-        file = tmp_path / f"{stop}.pt"
-        with pytest.raises(Stopped):
-            train(TASK, members, record=True, checkpoint=file, should_stop=lambda of=left: next(of))
-        assert train(TASK, members, record=True, checkpoint=file).lanes == whole
+        assert train_in_two(TASK, members, file=tmp_path / f"{stop}.pt", after=stop, record=True) == whole
     stays = Pruning([Rung(20, 0.5)], lambda *_: [False, True, True, False])
     pruned = train(TASK, members, record=True, pruning=stays).lanes
     assert pruned[1:3] == whole[1:3]

@@ -14,6 +14,7 @@ from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers import decays
 from fp4dse.tasks.own.one_by_one import SequentialLanes, SequentialNumerics, initial, named
 from fp4dse.tasks.own.plain import plain_task
+from fp4dse.tasks.threads import torch_threads
 from tests.tasks.plain_net import Net, record, task_of
 
 OFF = Recipe.uniform(Quantizer.named("none"))
@@ -21,10 +22,8 @@ OFF = Recipe.uniform(Quantizer.named("none"))
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 def lanes_of(task, names=("nvfp4", "nvfp4-sr"), seeds=(0, 1)):

@@ -12,11 +12,12 @@ from fp4dse.kernels import quantize
 from fp4dse.kernels.ops.adamw import NUMBERS
 from fp4dse.kernels.ops.adamw import adamw as plain_adamw
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.engine import Population, Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers import ramped
 from fp4dse.tasks.optimizers.oscillation import WINDOW
 from fp4dse.tasks.optimizers.q_ramping import QRampings, periods, starts_of
+from tests.tasks.in_two import train_in_two
 
 from . import plain_net
 
@@ -115,10 +116,7 @@ def test_lanes_are_what_they_are_alone_with_and_without_it(tmp_path):
     whole = train(TASK, members).lanes
     assert [train(TASK, [member]).lanes[0] for member in members] == whole
     assert whole[0].val_loss != whole[1].val_loss
-    left, file = iter([False] * 31 + [True]), tmp_path / "before it looks again.pt"
-    with pytest.raises(Stopped):
-        train(TASK, members, checkpoint=file, should_stop=lambda: next(left))
-    assert train(TASK, members, checkpoint=file).lanes == whole
+    assert train_in_two(TASK, members, file=tmp_path / "before it looks again.pt", after=31) == whole
     stays = Pruning([Rung(33, 0.5)], lambda *_: [True, False, True])
     assert train(TASK, members, pruning=stays).lanes[::2] == whole[::2]
     ramping_leaves = Pruning([Rung(33, 0.5)], lambda *_: [False, True, False])

@@ -11,10 +11,12 @@ from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.tasks import facts_of, get_task
 from fp4dse.tasks.facts import rate_of
+from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
 from fp4dse.tasks.tuned.page import page
 from fp4dse.tasks.tuned.resolution import resolution
-from fp4dse.tasks.tuned.tune import kept, main, merged, representatives, tune
+from fp4dse.tasks.tuned.tune import Trainer, kept, main, merged, representatives, tune
+from fp4dse.tasks.tuned.workers import train_in_workers
 
 SHIPPED = all_tuned()
 NAMES = [file_name(found.task, found.preset, found.data) for found in SHIPPED]
@@ -92,13 +94,34 @@ def test_a_recipe_that_diverged_resolves_nothing():
 
 
 def test_a_tuning_finds_a_rate_inside_its_grid(capsys):
-    found = tune(get_task("regression", "smoke"), "", "cpu", ("bf16", "forward"), seeds=2, fresh=2)
-    again = tune(get_task("regression", "smoke"), "", "cpu", ("bf16", "forward"), seeds=2, fresh=2, most=5)
+    task, classes = get_task("regression", "smoke"), ("bf16", "forward")
+    found = tune(Trainer(task, "cpu", 64), "", classes, seeds=2, fresh=2)
+    again = tune(Trainer(task, "cpu", 5), "", classes, seeds=2, fresh=2)
     assert found == again  # lanes that train together do not meet
     assert found.rates.keys() == {"bf16", "forward"}
     test_the_best_rate_of_a_class_has_a_worse_one_on_either_side(found)
     assert [point.of for point in found.check] == ["bf16", "nvfp4", "mxfp4"]
     assert "lanes in" in capsys.readouterr().err
+
+
+def test_workers_find_the_same_rates_and_do_not_train_again_what_is_finished(tmp_path, capsys):
+    task = get_task("regression", "smoke")
+    alone = tune(Trainer(task, "cpu", 64), "", ["bf16"], seeds=1, fresh=0)
+    assert (alone.check, {point.is_own for point in alone.curve}) == ([], {True})
+    assert tune(Trainer(task, "cpu", 3, 2, tmp_path), "", ["bf16"], seeds=1, fresh=0) == alone
+    results = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("out.json")}
+    jobs = [decode_json(file.with_name("job.json").read_bytes(), Job) for file in results]
+    assert sum(len(job.lanes) for job in jobs) == len(alone.curve)
+    next(iter(results)).unlink()
+    assert tune(Trainer(task, "cpu", 3, 2, tmp_path), "", ["bf16"], seeds=1, fresh=0) == alone
+    assert sum(file.stat().st_mtime_ns != results[file] for file in results) == 1
+    assert "lanes in" in capsys.readouterr().err
+
+
+def test_a_job_that_comes_to_nothing_says_why(tmp_path):
+    lane = Lane(Recipe.named("bf16"), 1e-3, 0)
+    with pytest.raises(RuntimeError, match=r"preset of language: found .none."):
+        list(train_in_workers([Job("language", "none", [lane])], tmp_path, 1))
 
 
 def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(tmp_path):

@@ -4,6 +4,8 @@ Libraries choose an algorithm for the batch as a whole. cuBLAS and MKL give a ma
 or more, but use another algorithm for a single matrix, and MKL's depends on where in a cache line a matrix begins. So
 the way is chosen here by the shape of the matrices (and by dtype, device and strides, which follow from the layer):
 
+    tiled     on a GPU: BF16 operands whose product has factors or a bias. The kernel in triton.py finishes a tile
+              before it is written; what is only rounded, a library writes faster
     small     as a batch; a single matrix is multiplied twice, which costs little where it is small
     large     on a GPU: matrix by matrix, however many there are. Each fills the GPU by itself, so nothing is lost, and
               a model that is trained alone pays nothing extra
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,34 +41,69 @@ LARGE_WORK, LARGE_RESULT = 2**34, 2**20
 """A product with at least so many operations and so many numbers in its result is large. 2^34 operations take a GPU of
 600 Top/s 30 µs, ten times the cost of a launch. 2^20 numbers are 64 tiles of 128 × 128: split in two or four along the
 contraction, as cuBLAS does, they keep a GPU of 132 processors busy."""
+LONG = 4096
+"""A product with factors and at least so many numbers along the contraction is finished after cuBLAS has multiplied.
+That reads and writes a number of the result again, 8 bytes or 2.7 ps on an H100; cuBLAS is ahead of the kernel here by
+a third of the 2.9 ps that 1,024 numbers of the contraction take it."""
 ALIGNED = 16
 """cuBLAS's fastest kernels want addresses to be multiples of so many bytes."""
 
 
-def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
-    """a [L, R, K] · b [L, S, K]ᵀ, float32 [L, R, S]; a, b: float32, on a GPU also bfloat16.
+class Finish(NamedTuple):
+    """The rest of a product [L, R, S], in this order: times the factor of a ([L] or [L, R]), times that of b ([L] or
+    [L, S]), plus a bias [L, S], each float32 or None; then rounded to a dtype."""
+
+    factor_a: Tensor | None = None
+    factor_b: Tensor | None = None
+    bias: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def is_of_dtype_alone(self) -> bool:
+        """True if the product, rounded, is the result."""
+        return self.factor_a is self.factor_b is self.bias is None
+
+
+AS_IT_IS = Finish()
+"""For a product that is the result."""
+
+
+def finished(product: Tensor, finish: Finish) -> Tensor:
+    """A product, float32 [L, R, S], which may be overwritten, after all that `finish` has."""
+    product = scaled(product, finish.factor_a, finish.factor_b)
+    if finish.bias is not None:
+        product = product.add_(finish.bias[:, None, :])
+    return product.to(finish.dtype)
+
+
+def multiply(a: Tensor, b: Tensor, fp32: str = "ieee", finish: Finish = AS_IT_IS) -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ in float32, finished: [L, R, S] of its dtype; a, b: float32, on a GPU also bfloat16.
 
     fp32: products of FP32 numbers on a GPU, `ieee` or `tf32`.
     """
     if is_narrow(a, b) and (kernels := _PRODUCTS.kernels(a)):
-        return kernels.multiply(a, b, fp32)
-    return by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32)
+        return kernels.multiply(a, b, fp32, finish)
+    if is_tiled(a, b, finish) and (kernels := _PRODUCTS.kernels(a)):
+        return kernels.tiled(a, b, finish)
+    dtype = finish.dtype if finish.is_of_dtype_alone and a.dtype == finish.dtype else torch.float32
+    return finished(by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32, dtype), finish)
 
 
-def _on_gpu(a: Tensor, b: Tensor, fp32: str) -> Tensor:
+def _on_gpu(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """dtype: what the sums, which are FP32, are rounded to; that of the operands, or float32."""
     with _math(fp32):
         if is_large(a, b):
-            return one_by_one(a, b)
+            return one_by_one(a, b, dtype)
         if len(a) > 1:
-            return _batch(a, b)
-        return _batch(twice(a), twice(b))[:1]
+            return _batch(a, b, dtype)
+        return _batch(twice(a), twice(b), dtype)[:1]
 
 
-def bf16(a: Tensor, b: Tensor) -> Tensor:
-    """The product of operands rounded to BF16, in FP32; on a CPU of the same numbers as float32."""
+def bf16(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
+    """The product of operands rounded to BF16, in FP32, finished; on a CPU of the same numbers as float32."""
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     dtype = by_device(a, cpu=torch.float32, cuda=torch.bfloat16)
-    return multiply(a.to(dtype), b.to(dtype))
+    return multiply(a.to(dtype), b.to(dtype), finish=finish)
 
 
 def in_segments(
@@ -114,6 +152,13 @@ def is_narrow(a: Tensor, b: Tensor) -> bool:
     return min(sizes) < NARROW or b.shape[1] % 4 > 0 or not (_aligned(a) and _aligned(b))
 
 
+def is_tiled(a: Tensor, b: Tensor, finish: Finish) -> bool:
+    """True for products that triton.py computes on a GPU although a library could: of BF16 operands, with factors or a
+    bias, and no long contraction."""
+    of_bf16 = a.dtype == b.dtype == torch.bfloat16
+    return of_bf16 and a.shape[2] < LONG and not finish.is_of_dtype_alone
+
+
 def is_large(a: Tensor, b: Tensor) -> bool:
     """True for shapes, dtypes and strides whose products are computed one by one on a GPU."""
     result = a.shape[1] * b.shape[1]
@@ -121,10 +166,10 @@ def is_large(a: Tensor, b: Tensor) -> bool:
     return work >= LARGE_WORK and result >= LARGE_RESULT and not is_narrow(a, b)
 
 
-def one_by_one(a: Tensor, b: Tensor) -> Tensor:
+def one_by_one(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The products, each computed by itself and written to its place in the result."""
-    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=torch.float32)
-    more = {} if a.dtype == torch.float32 else {"out_dtype": torch.float32}
+    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=dtype)
+    more = {} if a.dtype == dtype else {"out_dtype": dtype}
     for x, y, product in zip(a, b, out, strict=True):
         torch.mm(x, y.mT, out=product, **more)
     return out
@@ -145,19 +190,19 @@ def _aligned(x: Tensor) -> bool:
     return all(place * x.element_size() % ALIGNED == 0 for place in places)
 
 
-def _batch(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype == torch.float32:
+def _batch(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    if a.dtype == dtype:
         return torch.bmm(a, b.mT)
-    return torch.bmm(a, b.mT, out_dtype=torch.float32)
+    return torch.bmm(a, b.mT, out_dtype=dtype)
 
 
-def _in_lines(a: Tensor, b: Tensor, fp32: str) -> Tensor:
+def _in_lines(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """The products on a CPU, of matrices padded with zeros so that each begins a cache line; zeros add nothing.
 
-    fp32: as on a GPU; here there is one way.
+    fp32, dtype: as on a GPU; here there is one way, in float32.
     """
     if len(a) == 1:
-        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1), fp32)[:1]
+        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1), fp32, dtype)[:1]
     (lanes, rows, length), columns = a.shape, b.shape[1]
     if rows * length % LINE or columns * length % LINE:
         a, b = (F.pad(x, (0, -length % LINE)) for x in (a, b))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.autograd import Function
-from fp4dse.kernels.dispatch import Operation
+from fp4dse.kernels.dispatch import Operation, by_device
 from fp4dse.kernels.ops.elementary import exp_nonpositive
 
 _SILU = Operation(__name__, native=True)
@@ -28,10 +28,11 @@ def sigmoid(x: Tensor) -> Tensor:
 class _SiLU(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        wide = x.detach().to(torch.float32)
-        if kernels := _SILU.kernels(wide):
+        taken = _taken(x.detach())
+        if kernels := _SILU.kernels(taken):
             ctx.save_for_backward(x)
-            return kernels.silu(wide).to(x.dtype)
+            return kernels.silu(taken).to(x.dtype)
+        wide = x.detach().to(torch.float32)
         s = sigmoid(wide)
         ctx.save_for_backward(x, *([s] if x.dtype == torch.float32 else []))  # else it would be most of what is kept
         return (wide * s).to(x.dtype)
@@ -39,11 +40,17 @@ class _SiLU(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         x, *saved = ctx.saved_tensors
+        taken = _taken(x)
+        if kernels := _SILU.kernels(taken):
+            return kernels.silu_gradient(taken, _taken(g)).to(x.dtype)
         wide, g = x.to(torch.float32), g.to(torch.float32)
-        if kernels := _SILU.kernels(wide):
-            return kernels.silu_gradient(wide, g).to(x.dtype)
         s = saved[0] if saved else sigmoid(wide)
         return (g * (s * (1.0 + wide * (1.0 - s)))).to(x.dtype)
+
+
+def _taken(x: Tensor) -> Tensor:
+    """x as kernels take it: those of a GPU any dtype, native ones float32."""
+    return x.to(by_device(x, cpu=torch.float32, cuda=x.dtype))
 
 
 def silu(x: Tensor) -> Tensor:

@@ -25,20 +25,20 @@ def sigmoid(x):
 @triton.jit
 def _silu_kernel(x_ptr, y_ptr, n, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    x = tl.load(x_ptr + at, at < n, 0.0)
-    tl.store(y_ptr + at, x * sigmoid(x), at < n)
+    x = tl.load(x_ptr + at, at < n, 0.0).to(tl.float32)
+    tl.store(y_ptr + at, (x * sigmoid(x)).to(y_ptr.dtype.element_ty), at < n)
 
 
 @triton.jit
 def _silu_gradient_kernel(x_ptr, g_ptr, out_ptr, n, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    x, g = tl.load(x_ptr + at, at < n, 0.0), tl.load(g_ptr + at, at < n, 0.0)
+    x, g = tl.load(x_ptr + at, at < n, 0.0).to(tl.float32), tl.load(g_ptr + at, at < n, 0.0).to(tl.float32)
     s = sigmoid(x)
-    tl.store(out_ptr + at, g * (s * (1.0 + x * (1.0 - s))), at < n)
+    tl.store(out_ptr + at, (g * (s * (1.0 + x * (1.0 - s)))).to(out_ptr.dtype.element_ty), at < n)
 
 
 def silu(x: Tensor) -> Tensor:
-    """`silu` of float32 x of any shape."""
+    """`silu` of float32 or bfloat16 x of any shape."""
     x, n = x.contiguous(), x.numel()
     y = torch.empty_like(x)
     _silu_kernel[launch_grid(triton.cdiv(n, TILE))](x, y, n, **FLAT)

@@ -34,6 +34,7 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import E8M0, FP32, TENSOR_SCALE_NAMES
 from fp4dse.dse.stages import Hadamard
+from tests.each import each
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
 LLAMA, MLP, VIT = (load_model(name) for name in ("llama-1b", "mlp", "vit-b"))
@@ -62,14 +63,14 @@ def changed(name: str, stage: str, **fields) -> Recipe:
     return msgspec.structs.replace(recipe, **{stage: msgspec.structs.replace(getattr(recipe, stage), **fields)})
 
 
-@pytest.mark.parametrize("chip", chip_names())
-@pytest.mark.parametrize("model", model_names())
+@each("chip", chip_names())
+@each("model", model_names())
 def test_bf16_is_one(model, chip):
     assert overhead(Recipe.named("bf16"), model, chip) == 1
 
 
-@pytest.mark.parametrize("chip", chip_names())
-@pytest.mark.parametrize("name", recipe_files())
+@each("chip", chip_names())
+@each("name", recipe_files())
 def test_every_shipped_recipe_has_a_finite_price_on_every_chip(name, chip):
     assert 0.3 < overhead(Recipe.named(name), chip=chip) < 100
 
@@ -385,11 +386,10 @@ def test_formats_that_blackwell_does_not_take_are_named(name, native):
     assert not notes(Recipe.named(name), GENERIC)
 
 
-@pytest.mark.parametrize("model", model_names())
-@pytest.mark.parametrize(
+@each("model", model_names())
+@each(
     "precise",
     [Precise(), Precise(head=False), Precise(attention=True), Precise(first=1, last=0.25), Precise(last=1000)],
-    ids=lambda precise: precise.label(),
 )
 def test_a_step_is_the_sum_of_its_layers_each_in_bf16_or_quantized_as_its_place_says(model, precise):
     model, recipe = load_model(model), msgspec.structs.replace(Recipe.named("nvidia-nvfp4"), precise=precise)
@@ -486,7 +486,7 @@ def test_a_scenario_adds_its_unmodelled_share_of_bf16_to_every_recipe(recipe, ch
     assert mine[UNMODELLED] == bf16[UNMODELLED]
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_worse_software_never_makes_a_recipe_faster_beside_bf16_and_the_figure_is_between(name):
     recipe, target = Recipe.named(name), CostTarget()
     best, worst = target.band(recipe)

@@ -15,6 +15,7 @@ from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Throu
 from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.record import field_types
 from fp4dse.dse.rounding import Stochastic
+from tests.each import each
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
 
@@ -97,8 +98,8 @@ def test_a_rotation_adds_once_a_stage_flips_and_exchanges_between_threads_above_
     assert work.rotation(Hadamard(size=size, signs="none")) == Work(vector=count - 1)
 
 
-@pytest.mark.parametrize("chip", [load_chip(name) for name in chip_names()], ids=chip_names())
-@pytest.mark.parametrize("name", QUANTIZERS)
+@each("chip", [load_chip(name) for name in chip_names()])
+@each("name", QUANTIZERS)
 def test_every_named_quantizer_has_a_price_on_every_chip(name, chip):
     q = QUANTIZERS[name].canonical()
     if q.is_plain:

@@ -16,12 +16,13 @@ from fp4dse.dse.export.torchao import SIGNS
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.kernels import quantize
+from tests.each import each
 
 ALL = [(target, settings) for target, known in LISTS.items() for settings in known()]
 NAMES = [f"{target}-{i}" for i, (target, _) in enumerate(ALL)]
 
 
-@pytest.mark.parametrize(("target", "settings"), ALL, ids=NAMES)
+@each("target, settings", ALL)
 def test_every_setting_is_found_by_the_recipe_that_it_computes(target, settings):
     assert not list(faults(settings.recipe))
     found = export(settings.recipe, target)
@@ -29,7 +30,7 @@ def test_every_setting_is_found_by_the_recipe_that_it_computes(target, settings)
     assert found.settings == settings
 
 
-@pytest.mark.parametrize(("target", "settings"), ALL, ids=NAMES)
+@each("target, settings", ALL)
 def test_settings_are_python(target, settings):
     if target == "modelopt":
         return  # a file of YAML: test_rules.py
@@ -125,8 +126,8 @@ COMPUTED = {
 """Target -> the shipped recipes that it computes in a model of 88 blocks."""
 
 
-@pytest.mark.parametrize("name", recipe_files())
-@pytest.mark.parametrize("target", COMPUTED)
+@each("name", recipe_files())
+@each("target", COMPUTED)
 def test_a_recipe_is_either_computed_exactly_or_refused_with_reasons(name, target):
     assert (not export(Recipe.named(name), target, 88).cannot) == (name in COMPUTED[target])
 
@@ -137,7 +138,7 @@ def test_where_only_one_side_is_quantized_the_element_says_it_all():
     assert {line.split()[1] for line in lines} == {"element", "rotation"}
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_json_is_the_canonical_recipe_and_reads_back(name):
     text = export(Recipe.named(name), "json").settings.text
     assert recipe_from_dict(json.loads(text)) == Recipe.named(name).canonical()

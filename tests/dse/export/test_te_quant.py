@@ -153,6 +153,31 @@ def test_the_first_matcher_holds_there_and_the_last_rule_here():
     check_same(text, recipe)
 
 
+@pytest.mark.parametrize(
+    ("matchers", "rules"),
+    [
+        (["mxfp8 *.self_attention.linear_*", "mxfp8 *.layers.2.*linear_qkv", "mxfp8 *.linear_fc2"], ["attention+down"]),
+        (
+            ["mxfp8 *.linear_qkv", "bf16 *.layers.2.*linear_qkv", "mxfp8 *.linear_fc2", "bf16 *.linear_fc1"],
+            ["up", "qkv+down"],
+        ),
+        (["bf16 *.layers.2.*linear_fc1", "bf16 *.layers.2.*linear_proj"], ["attention-out+up, blocks 2"]),
+        (["bf16 *.layers.[13].*linear_fc1", "bf16 *.layers.2.*linear_fc1"], ["up, blocks 1:4"]),
+    ],
+    ids=["between neighbours", "of another config between them", "kinds", "blocks"],
+)
+def test_what_is_left_out_does_not_keep_rules_apart_so_that_a_second_reading_finds_the_same(matchers, rules):
+    table = "".join(
+        f"  m{number}: {{config: {config}, type: glob, pattern: '{pattern}', enabled: true}}\n"
+        for number, (config, pattern) in enumerate(map(str.split, matchers))
+    )
+    text = NEMOTRON[: NEMOTRON.index("matchers:")] + "matchers:\n" + table
+    back = read_te_quant(text, "te_quant.cfg").recipe
+    assert [rule.where() for rule in back.layers] == rules
+    check_same(text, back)
+    assert read_te_quant(written(back), "mine.cfg").recipe.config_id == back.config_id
+
+
 def test_a_matcher_whose_layers_earlier_ones_hold_is_no_rule():
     text = NEMOTRON.replace("*mixer.out_proj", "*.linear_qkv")
     assert [rule.label() for rule in read_te_quant(text, "te_quant.cfg").recipe.layers] == ["qkv+attention-out: bf16"]

@@ -12,6 +12,7 @@ from fp4dse.dse.layers.place import WORDS, Place, conv_role
 from fp4dse.dse.layers.rule import CHANGES, LayerRule, check_places, idle_rules
 from fp4dse.dse.reading.library import read_recipe_file, recipe_to_toml
 from fp4dse.dse.stages import SLOTS, STAGES
+from tests.each import each
 
 BF16, NVFP4 = Recipe.named("bf16"), Recipe.named("nvfp4")
 BLOCKS = 6
@@ -194,7 +195,7 @@ def test_a_quantizer_without_a_name_reads_back_whole_whatever_the_recipe_has_the
     assert read_recipe_file(file).recipe == recipe
 
 
-@pytest.mark.parametrize("name", sorted(recipe_files().keys() - {"metis-factors"}))
+@each("name", sorted(recipe_files().keys() - {"metis-factors"}))
 def test_named_recipes_are_rules_as_they_are_recipes(name):
     named = Recipe.named(name)
     recipe = ruled("bf16", {"kind": "mlp", "recipe": name})

@@ -13,6 +13,7 @@ from fp4dse.dse.layers.rule import LayerRule, check_places
 from fp4dse.dse.layers.sensitivity import SCOPES, Grain, Unit, alone, ends, products, spared, units
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.stages import SLOTS, STAGES
+from tests.each import each
 
 BLOCKS = 4
 
@@ -85,7 +86,7 @@ def test_what_is_spared_is_bf16_and_what_is_alone_is_the_recipes(recipe, grain, 
     assert only.is_baseline == (only.layers == ())
 
 
-@pytest.mark.parametrize("name", NAMED)
+@each("name", NAMED)
 def test_a_study_of_parts_of_the_blocks_is_two_populations(name):
     recipe = Recipe.named(name)
     within = [unit for unit in units(recipe, MODEL, Grain("role", 2, tuple(SCOPES))) if unit.part is not None]

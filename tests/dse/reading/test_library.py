@@ -26,6 +26,7 @@ from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Nearest
 from fp4dse.dse.scale import E4M3, E6M2
 from fp4dse.dse.training import Training
+from tests.each import each
 
 replace = msgspec.structs.replace
 
@@ -124,7 +125,7 @@ def test_names_stand_for_distinct_things_but_for_the_short_e8m0(type_):
 # --- shipped files -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", recipe_files().values(), ids=lambda file: file.name)
+@each("file", recipe_files().values())
 def test_a_shipped_recipe_says_what_it_is_and_where_it_comes_from(file):
     assert file.summary
     assert file.source

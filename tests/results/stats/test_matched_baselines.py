@@ -116,6 +116,33 @@ def test_the_second_gap_is_that_of_both_models_in_bf16(row):
     assert (lines["gap_bf16_high"] - lines["gap_bf16_low"]).to_numpy() == pytest.approx(width.to_numpy())
 
 
+def test_the_gap_of_the_reducible_loss_is_that_above_the_entropy_in_frames_and_in_sql(store, row):
+    losses = {BF16: (2.0, 2.1), NVFP4: (2.2, 2.3), MXFP4: (2.4, None)}
+    rows = [
+        row(
+            recipe,
+            seed,
+            loss,
+            metric_name="excess",
+            val_metric=loss and loss - 1.5,
+            status="done" if loss else "diverged",
+        )
+        for recipe, found in losses.items()
+        for seed, loss in enumerate(found)
+    ]
+    store.add(rows, "some")
+    runs = store.runs()
+    found = runs.set_index(["config_id", "seed"])["gap_reducible"]
+    wanted = [np.log(0.7 / 0.5), np.log(0.8 / 0.6)]
+    assert found[NVFP4.config_id].to_numpy() == pytest.approx(wanted)
+    assert found[MXFP4.config_id].tolist() == pytest.approx([np.log(0.9 / 0.5), np.inf])
+    assert summarize(runs).set_index("config_id")["gap_reducible"][NVFP4.config_id] == pytest.approx(np.mean(wanted))
+    asked = store.sql("SELECT config_id, seed, gap_reducible FROM runs").set_index(["config_id", "seed"])
+    assert asked["gap_reducible"].reindex(found.index).to_numpy() == pytest.approx(found.to_numpy())
+    other = pd.DataFrame([line | {"metric_name": "accuracy"} for line in rows])
+    assert summarize(other)["gap_reducible"].isna().all()
+
+
 def test_the_verdict_says_when_the_two_evaluations_disagree(row):
     rows = [row(BF16, seed, 1 + 0.001 * seed, val_loss_bf16=1 + 0.001 * seed) for seed in range(4)]
     rows += [row(NVFP4, seed, 1.1 + 0.001 * seed, val_loss_bf16=0.9 + 0.001 * seed) for seed in range(4)]

@@ -10,6 +10,7 @@ from fp4dse.results import Store, open_store, summarize
 from fp4dse.results.report import read_findings, write_report
 from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.results.store.pricing import price
+from tests.each import each
 
 OTHER = CostTarget("llama-8b", "gb300")
 NAMES = ("bf16", "nvfp4", "mxfp4")
@@ -95,7 +96,7 @@ def test_the_band_is_the_overhead_under_the_scenarios_wherever_rows_are_read(tra
     assert list(store.runs(["overhead_high"]).columns) == ["overhead_high"]
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_a_row_is_priced_as_its_recipe_is(name, row):
     recipe = recipe_files()[name].recipe
     for scenario in scenarios():

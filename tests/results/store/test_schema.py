@@ -9,6 +9,7 @@ from fp4dse.dse import Recipe, StoreError, recipe_files, recipe_from_dict
 from fp4dse.dse.cost import OVERHEAD_OF, overhead
 from fp4dse.results.store.matching import baseline_id
 from fp4dse.results.store.schema import KEY, RECIPE, ROW, SCHEMA_VERSION, recipe_columns, run_id, to_table
+from tests.each import each
 
 DIGESTS = {
     1: "2d4e",
@@ -24,6 +25,7 @@ DIGESTS = {
     11: "d231",
     12: "d9f1",
     13: "0fc4",
+    14: "7088",
 }
 """Schema version -> digest of its columns. A change of columns is a new version, never a new digest."""
 
@@ -36,7 +38,7 @@ def test_the_columns_of_a_version_never_change():
     assert DIGESTS.get(SCHEMA_VERSION) == digest, "columns changed: raise SCHEMA_VERSION, add its digest"
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_every_axis_of_every_named_recipe_is_a_typed_column(name, row):
     recipe = Recipe.named(name)
     table = to_table([row(name)])
@@ -45,7 +47,7 @@ def test_every_axis_of_every_named_recipe_is_a_typed_column(name, row):
         assert table[axis].to_pylist() == [value]
 
 
-@pytest.mark.parametrize("name", recipe_files())
+@each("name", recipe_files())
 def test_the_recipe_column_reads_back_to_the_same_recipe(name):
     columns = recipe_columns(Recipe.named(name))
     recipe = recipe_from_dict(msgspec.json.decode(columns["recipe"]))

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.executors import LocalExecutor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, last_words
 from fp4dse.tasks.job import Job, Lane
@@ -269,3 +270,20 @@ def wait_for(condition, seconds=120.0):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return value
+
+
+def test_option_lanes_is_the_most_that_a_job_has(tmp_path):
+    seen = []
+    asked = {"tasks": [("regression", "smoke")], "seeds": [0, 1], "store": tmp_path / "store", "jobs": 1}
+    worker = (sys.executable, FAKE, "ok")
+
+    def watch(state):
+        seen.extend(job.lanes for job in state.running)
+
+    recipes = [Recipe.named(name) for name in ("nvfp4", "nvfp4-sr", "mxfp4")]
+    result = run_sweep(recipes, **asked, worker=worker, options={"lanes": "2"}, progress=watch)
+    assert (result.done, max(seen)) == (8, 2)
+    with pytest.raises(ConfigError, match=r"--option lanes: found '0'; accepted: a whole number above 0"):
+        run_sweep(recipes, **asked, worker=worker, options={"lanes": "0"})
+    with pytest.raises(ConfigError, match=r"--option of local: found 'time'; accepted: lanes"):
+        run_sweep(recipes, **asked, worker=worker, options={"time": "1"})

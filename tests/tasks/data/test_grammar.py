@@ -139,6 +139,20 @@ def test_a_text_does_not_depend_on_how_many_are_drawn_with_it(monkeypatch):
     assert (same == nats[20:, :20]).all()
 
 
+def test_windows_are_the_texts_whether_drawn_or_read_and_a_damaged_file_is_drawn_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(grammar, "ROWS", 8)
+    texts = LANGUAGE.texts(grammar.TRAIN, 0, 20, 9)[0]
+    assert (LANGUAGE.windows(8, 20, 3)[0].numpy() == texts).all()
+    files = sorted(tmp_path.rglob("*.npy"))
+    assert [len(np.load(file)) for file in files] == [8, 8]  # whole blocks alone
+    files[0].write_bytes(b"")
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    assert (LANGUAGE.windows(8, 20, 3)[0].numpy() == texts).all()
+    np.save(files[0], texts[8:16])
+    assert (LANGUAGE.windows(8, 20, 3)[0].numpy()[:8] == texts[8:16]).all()  # it is what is read
+
+
 def test_splits_and_texts_differ():
     train, held_out = (LANGUAGE.texts(split, 0, 200, 64)[0] for split in (0, 1))
     assert len(np.unique(np.concatenate([train, held_out]), axis=0)) == 400

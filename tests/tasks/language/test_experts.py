@@ -197,7 +197,7 @@ def test_biases_decide_who_is_chosen_and_not_with_which_weight():
     moe.bias.copy_(torch.tensor([0.0, 0.0, 9.0, 9.0]).expand(2, 4))
     x = randn(2, 1, 40, 6)
     assert (moe(x)[0] - x).abs().max() < 1e-6  # weights of identities have a sum of one
-    assert set(moe._chosen(torch.softmax(randn(2, 40, 4), -1)).unique().tolist()) == {2, 3}
+    assert set(moe.chosen(torch.softmax(randn(2, 40, 4), -1)).unique().tolist()) == {2, 3}
 
 
 def test_biases_rest_under_evaluation_and_in_later_parts_of_a_batch():

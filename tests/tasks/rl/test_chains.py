@@ -1,13 +1,14 @@
 """Problems can be checked exactly: against plain Python, for every kind of answer."""
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.tasks.draws import Draws, seed_keys
-from fp4dse.tasks.rl.base import Lessons, expected_success, flawed_facts, worked_answers
-from fp4dse.tasks.rl.chains import Chains
+from fp4dse.tasks.rl.base import Lessons, flawed_facts, worked_answers
+from fp4dse.tasks.rl.chains import EXAMPLES, Chains
 from fp4dse.tasks.rl.presets import _PRESETS
 
 NONE_WRONG = Lessons(steps=1, batch=1, lr=1e-3, flawed=0.0, wrong=1.0, examples=1)
@@ -95,6 +96,17 @@ def test_of_each_operator_the_same_share_of_facts_is_flawed(modulus, share, seed
         found = sum(flawed[operator][number][operand] for number in range(modulus) for operand in operands)
         assert abs(found - share * modulus * len(operands)) <= 0.5 + 1e-4
         assert found == sum(map(sum, flawed[operator]))
+
+
+def expected_success(chains, lessons, seeds, problems=1000):
+    """The success of policies that have learned the examples of `lessons` perfectly, float32 [2, S]: with answers drawn
+    from them, and with the most probable tokens."""
+    keys = seed_keys(seeds)
+    draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
+    prompts = chains.prompts(draws, 0, problems)
+    always = msgspec.structs.replace(lessons, wrong=1.0 if lessons.wrong > 0.5 else 0.0)
+    answers = [worked_answers(chains, of, keys, prompts, draws) for of in (lessons, always)]
+    return torch.stack([chains.is_right(prompts, of).to(torch.float32).mean(dim=1) for of in answers])
 
 
 def test_the_success_of_the_small_preset_is_known_before_it_is_trained():

@@ -11,6 +11,7 @@ from fp4dse.dse.training import Training
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.language.experts import Mixture
 from fp4dse.tasks.rl.chains import Chains
 from fp4dse.tasks.rl.numerics import SamplingNumerics
 from fp4dse.tasks.rl.sampling import CachedDecoder, gumbel, sample
@@ -52,7 +53,10 @@ GROUPED = msgspec.structs.replace(SHAPE, kv_heads=2, qkv_bias=True, out_bias=Tru
 """As in other models: fewer heads of keys, biases, norms of heads, one table of embeddings."""
 
 
-@pytest.mark.parametrize("shape", [SHAPE, GROUPED], ids=["plain", "grouped"])
+EXPERTS = msgspec.structs.replace(SHAPE, ffn=32, experts=4, mixture=Mixture(2, 32, capacity=None))
+
+
+@pytest.mark.parametrize("shape", [SHAPE, GROUPED, EXPERTS], ids=["plain", "grouped", "experts"])
 @pytest.mark.parametrize("name", ["bf16", "mxfp4"])
 def test_a_cache_changes_no_answer_and_no_probability(name, shape):
     """Nothing here has a scale over more than a row. On the CPUs that were tried the bits are the same; libraries may
@@ -93,21 +97,24 @@ def with_rollout(trainer, rollout):
     return Recipe(**{f: getattr(trainer, f) for f in ("fprop", "dgrad", "wgrad")}, training=Training(rollout=rollout))
 
 
-def test_a_rollout_of_its_own_computes_as_a_trainer_with_that_forward_pass():
+@pytest.mark.parametrize("shape", [SHAPE, EXPERTS], ids=["plain", "experts"])
+def test_a_rollout_of_its_own_computes_as_a_trainer_with_that_forward_pass(shape):
     """Bit for bit, lane by lane: MXFP4, its weights alone, and BF16 beside each other under a BF16 trainer."""
     rollouts = [ROLLOUT_NAMES["mxfp4"], ROLLOUT_NAMES["mxfp4-w4a16"], None]
     recipes = [with_rollout(Recipe.named("bf16"), rollout) for rollout in rollouts]
     seeds, (prompts, noise) = range(LANES), problems()
     trainer = LaneNumerics(recipes, seeds)
-    model = Decoder(SHAPE, SHAPE.initial(CHAINS.vocabulary, seeds), trainer)
+    model = Decoder(shape, shape.initial(CHAINS.vocabulary, seeds), trainer)
     numerics = SamplingNumerics([recipe.sampling() for recipe in trainer.recipes], trainer)
     for layer, place in trainer.places.items():
         numerics.add_layer(layer, place)
     numerics.evaluation = "quantized"
     mixed = sample(CachedDecoder(model, numerics, SHAPE.context), prompts, CHAINS.answer_length, noise)
     for lane, recipe in enumerate(recipes):
-        other = decoder(recipe.sampling())
+        other = decoder(recipe.sampling(), shape)
         alone = sample(CachedDecoder(other, other.numerics, SHAPE.context), prompts, CHAINS.answer_length, noise)
         assert torch.equal(mixed.log_p[lane], alone.log_p[lane])
         assert torch.equal(mixed.answers[lane], alone.answers[lane])
         assert torch.equal(mixed.entropy[lane], alone.entropy[lane])
+        if shape.experts:
+            assert torch.equal(mixed.routes[lane], alone.routes[lane])

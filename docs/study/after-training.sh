@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Reinforcement learning and fine-tuning on a GPU that sees no network: jobs are written here, trained there, stored here.
+#
+#   bash docs/study/after-training.sh jobs WHICH [RATES]     here: writes runs/after/WHICH, or stores what came back in it
+#   bash docs/study/after-training.sh train SECONDS OUT ...  there: trains WHICH:WORKERS ..., and packs the results to OUT
+#   tar -xzf OUT/WHICH.tgz -C runs/after/WHICH               here: then `jobs WHICH` again
+#
+# WHICH: fixes, same, finetune. Another machine needs torch, triton, numpy and msgspec. Base policies and base models of
+# each seed are made there once, before the jobs.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+case "$1" in
+jobs)
+    which=$2
+    case "$which" in
+    fixes) what=(rl-fixes --task rl:small --seeds 3 --record) rates=3e-5,6e-5,1.2e-4 lanes=24 ;;
+    same) what=(docs/study/rl-same.toml --task rl:small --seeds 32) rates=3e-5 lanes=32 ;;
+    finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4,1.6e-3 lanes=64 ;;
+    *) echo "WHICH: found '$which'; accepted: fixes, same, finetune" >&2 && exit 2 ;;
+    esac
+    .venv/bin/fp4dse sweep "${what[@]}" --lr "${3:-$rates}" --device cuda --executor folder \
+        --option at="runs/after/$which" --option lanes="$lanes" --store "runs/after/store-$which"
+    ;;
+train)
+    seconds=$2 out=$3
+    shift 3
+    site=$(mktemp -d) && ln -s "$PWD" "$site/fp4dse" && export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+    python=${PYTHON:-python3} device=${DEVICE:-cuda}
+    export OMP_NUM_THREADS=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton}" XDG_CACHE_HOME=/tmp/fp4dse-cache
+    end=$(($(date +%s) + seconds))
+    for pair in "$@"; do # the bases of all seeds at once, so that no two workers train them
+        "$python" - "runs/after/${pair%:*}" "$device" <<'PYTHON' &
+import sys
+from pathlib import Path
+import msgspec
+from fp4dse.tasks.catalogue import get_task
+from fp4dse.tasks.job import Job
+jobs = [msgspec.json.decode(file.read_bytes(), type=Job) for file in Path(sys.argv[1]).glob("*/job.json")]
+for of in {(job.task, job.preset) for job in jobs}:
+    seeds = sorted({lane.seed for job in jobs if (job.task, job.preset) == of for lane in job.lanes})
+    get_task(*of).pretrain(seeds, sys.argv[2])
+    print(*of, "bases of", len(seeds), "seeds", flush=True)
+PYTHON
+    done
+    wait
+    echo "bases made, $((end - $(date +%s))) s left"
+    for pair in "$@"; do
+        workers=${pair#*:}
+        for n in $(seq 0 $((workers - 1))); do
+            "$python" -m fp4dse.tasks.worker --folder "runs/after/${pair%:*}" --share "$n/$workers" \
+                --budget $((end - $(date +%s))) >"/tmp/worker-${pair%:*}-$n" 2>&1 &
+        done
+    done
+    wait || true
+    for pair in "$@"; do
+        which=${pair%:*}
+        (cd "runs/after/$which" && find . -name out.json | tar -czf "$out/$which.tgz" -T -)
+        echo "$which: $(find "runs/after/$which" -name out.json | wc -l) of $(find "runs/after/$which" -name job.json | wc -l) jobs done"
+        find "runs/after/$which" -name stderr.txt -size +0 -exec tail -n 2 {} +
+    done
+    ;;
+esac

@@ -1,0 +1,229 @@
+"""Trains stages of the study on the GPUs of one machine, unattended, and goes on from what an earlier run brought back.
+
+    python docs/study/stages.py docs/study/stages.toml --out OUT --wait 570
+
+The first call starts the run in the background, on a copy of the tree in the folder of `--at`, waits so many seconds
+and writes OUT/study.tar: the store, the tuned rates, the results of tunings, and what was said. The same command again,
+on the same machine, waits for the run that goes on; elsewhere, with `--resume study.tar`, it goes on from that file.
+The run itself ends after `--limit` seconds. It needs torch, msgspec, pandas, pyarrow and scipy.
+
+A chain of the file is a list of steps, run one after the other beside the other chains, in workers of its own:
+
+    tune PRESET …       python -m fp4dse.tasks.tuned.tune: its rates are those of the sweeps that follow
+    sweep SPACE …       as fp4dse sweep, into the store of the chain, without its table and report; --lanes: of a job
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+TREE = Path(__file__).resolve().parents[2]
+LEAST_S, STORING_S = 20.0, 25.0
+"""Seconds that a step must have before it, and those that a sweep has to end in."""
+
+
+def main() -> None:
+    """Start the run, if there is none, wait, and bring back what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--at", type=Path, default=Path("/tmp/study"))
+    parser.add_argument("--wait", type=float, default=570.0, help="seconds until OUT is written")
+    parser.add_argument("--limit", type=float, default=1140.0, help="seconds that the run takes at most")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--resume", type=Path, help="study.tar of a run on another machine")
+    parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
+    if sys.argv[1] == "sweep":
+        sweep(sys.argv[2:])
+        return
+    asked = parser.parse_args()
+    if asked.drive:
+        drive(asked.stages, asked.at, asked.device, time.monotonic() + asked.limit)
+        return
+    begin = time.monotonic()
+    if not asked.at.exists():
+        start(asked)
+    while not (asked.at / "ended").exists() and time.monotonic() - begin < asked.wait:
+        time.sleep(0.5)
+    bring(asked.at, asked.out)
+    print("ended" if (asked.at / "ended").exists() else "it goes on", flush=True)
+
+
+def start(asked: argparse.Namespace) -> None:
+    """Copy the tree and start the run there, in a session of its own, so that it outlives this call."""
+    tree = asked.at / "tree"
+    shutil.copytree(TREE, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
+    if asked.resume:
+        with tarfile.open(asked.resume) as file:
+            file.extractall(asked.at, filter="data")
+        for rates in (asked.at / "rates").glob("*.json"):
+            shutil.copy(rates, tree / "tasks" / "tuned")
+    stages = asked.at / "stages.toml"
+    shutil.copy(asked.stages, stages)
+    command = [sys.executable, tree / "docs" / "study" / "stages.py", stages, "--out", asked.out, "--at", asked.at]
+    options = ["--limit", str(asked.limit), "--device", asked.device, "--drive"]
+    with open(asked.at / "run.log", "ab") as log:
+        subprocess.Popen(
+            [*map(str, command), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=surroundings(tree),
+        )
+
+
+def surroundings(tree: Path) -> dict[str, str]:
+    """Environment variables with which Python imports the package from a tree."""
+    path = os.pathsep.join(filter(None, [str(tree / "typings"), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def drive(stages: Path, at: Path, device: str, end: float) -> None:
+    """Run all chains side by side until they, or the time, are over."""
+    try:
+        file = tomllib.loads(stages.read_text())
+        draw_texts(file.get("texts", []))
+        (at / "logs").mkdir(exist_ok=True)
+        chains = [threading.Thread(target=run_chain, args=(chain, at, device, end)) for chain in file["chain"]]
+        for chain in chains:
+            chain.start()
+        for chain in chains:
+            chain.join()
+    finally:
+        (at / "ended").touch()
+
+
+def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
+    """Run the steps of a chain. After a tuning that fails nothing is trained at rates that nobody tuned."""
+    name, jobs = chain["name"], str(chain["workers"] * cards(device))
+    folder = at / "chains" / name
+    with open(at / "logs" / f"{name}.txt", "ab", buffering=0) as log:
+        for step in chain["steps"]:
+            left = end - time.monotonic()
+            if left < LEAST_S + STORING_S:
+                log.write(f"### no time left for {step}\n".encode())
+                return
+            kind, *words = shlex.split(step)
+            options = ["--device", device, "--jobs", jobs]
+            if kind == "tune":
+                command = ["-m", "fp4dse.tasks.tuned.tune", *words, *options, "--work", str(folder / "tune")]
+            else:
+                command = [__file__, "sweep", *words, *options, "--store", str(folder / "store")]
+                command += ["--budget", f"{left - STORING_S:.0f}"]
+            began = time.monotonic()
+            code = run([sys.executable, "-P", *command], log, left)
+            log.write(f"### {time.monotonic() - began:.0f} s, exit {code}: {step}\n".encode())
+            if kind == "tune" and code:
+                return
+
+
+def sweep(words: list[str]) -> None:
+    """Sweep a space."""
+    from fp4dse.sweeps import find_space, run_sweep
+    from fp4dse.sweeps.arguments import parse_seeds, parse_tasks
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("space")
+    for name in ("task", "seeds", "device", "store", "lanes"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--jobs", type=int, required=True)
+    parser.add_argument("--budget", type=float, required=True)
+    asked = parser.parse_args(words)
+    result = run_sweep(
+        find_space(asked.space),
+        tasks=parse_tasks([asked.task]),
+        seeds=parse_seeds(asked.seeds),
+        store=asked.store,
+        device=asked.device,
+        jobs=asked.jobs,
+        budget_s=asked.budget,
+        options={"lanes": asked.lanes},
+    )
+    print(result, flush=True)
+    sys.exit(result.exit_code)
+
+
+def run(command: list[str], log: IO[bytes], limit_s: float) -> int:
+    """Run a command in the tree and return its exit code; when its time is over it and all that it started end."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+    process = subprocess.Popen(command, cwd=TREE, start_new_session=True, **streams)
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+def cards(device: str) -> int:
+    """The number of GPUs, 1 for a CPU."""
+    if device == "cpu":
+        return 1
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def draw_texts(presets: list[str]) -> None:
+    """Draw the texts of presets of the language task into the cache, on all cores: every job reads them there."""
+    from fp4dse.tasks import get_task
+    from fp4dse.tasks.data.grammar import ROWS, TRAIN, Language
+    from fp4dse.tasks.language.presets import context_of
+
+    blocks = set()
+    for preset in presets:
+        task, length = get_task("language", preset), context_of(preset) + 1
+        blocks |= {(TRAIN, number * ROWS, length) for number in range(task.batch * task.steps // ROWS)}
+    if blocks:
+        cores = min(len(blocks), len(os.sched_getaffinity(0)))
+        with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+            for one in [pool.submit(Language().block, *block) for block in sorted(blocks)]:
+                one.result()
+    print(f"{len(blocks)} blocks of texts", flush=True)
+
+
+def bring(at: Path, out: Path) -> None:
+    """Write OUT/study.tar: rows of all chains in a store each, tuned rates, results of tunings, and logs."""
+    out.mkdir(parents=True, exist_ok=True)
+    brought = at / "brought"
+    shutil.rmtree(brought, ignore_errors=True)
+    (brought / "rates").mkdir(parents=True)
+    before = {file.name: file.read_bytes() for file in (TREE / "tasks" / "tuned").glob("*.json")}
+    for file in (at / "tree" / "tasks" / "tuned").glob("*.json"):
+        if before.get(file.name) != file.read_bytes():
+            shutil.copy(file, brought / "rates")
+    for chain in (at / "chains").glob("*"):
+        to = brought / "chains" / chain.name
+        for result in chain.glob("tune/*/out.json"):
+            (to / "tune" / result.parent.name).mkdir(parents=True)
+            for name in ("job.json", "out.json"):
+                shutil.copy(result.with_name(name), to / "tune" / result.parent.name)
+        if (chain / "store" / "store.json").exists():
+            merge = [sys.executable, "-P", "-m", "fp4dse", "store", "merge", str(to / "store"), str(chain / "store")]
+            subprocess.run(merge, check=True, cwd=at / "tree", env=surroundings(at / "tree"))
+    shutil.copy(at / "run.log", brought)
+    for log in (at / "logs").glob("*.txt"):
+        shutil.copy(log, brought)
+        print(log.stem, *[line for line in log.read_text().splitlines() if line.startswith("###")], sep="\n    ")
+    with tarfile.open(out / "study.tar", "w") as file:
+        for entry in sorted(brought.iterdir()):
+            file.add(entry, entry.name)
+    print(f"{(out / 'study.tar').stat().st_size / 2**20:.1f} MiB in {out / 'study.tar'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
