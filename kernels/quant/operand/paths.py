@@ -92,14 +92,19 @@ def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:
     arguments, more = of.reference_arguments(x, cut, use)
     quantize_blocks = reference.quantize_blocks if of.why_not_by_scales else of.backend.quantize_blocks
     encoded, dec = quantize_blocks(*arguments, **more)
+    saved = SavedBlocks(cut, encoded.q, encoded.scale, dec)
     if use.counting:
-        largest = largest_element(of.first.codec, encoded.meta)
-        lost = count(cut, encoded.q, encoded.scale, dec, *of.tables_for(use), largest)
         elements = x.shape[1] * (use.length or x.shape[2])  # but for padding
-        lost |= {"elements": torch.full_like(lost["flushed"], elements), "blocks": (cut != 0).any(2).sum(1)}
-        for name, number in lost.items():
-            of.counts[name] = of.counts.get(name, 0) + number
-    return of.as_term(decoded(encoded), dec, x.shape), SavedBlocks(cut, encoded.q, encoded.scale, dec)
+        count_lost(of, saved, use, elements, largest_element(of.first.codec, encoded.meta))
+    return of.as_term(decoded(encoded), dec, x.shape), saved
+
+
+def count_lost(of: LaneQuantizers, blocks: SavedBlocks, use: Use, elements: int, largest: Tensor | None = None) -> None:
+    """Add what blocks lost to `of.counts`. elements: of a lane, without padding; largest: as `elem_max` in `count`."""
+    lost = count(*blocks, *of.tables_for(use), largest)
+    lost |= {"elements": torch.full_like(lost["flushed"], elements), "blocks": (blocks.x != 0).any(2).sum(1)}
+    for name, number in lost.items():
+        of.counts[name] = of.counts.get(name, 0) + number
 
 
 def _counted(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
