@@ -20,7 +20,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule, canonical_rules
 from fp4dse.dse.noise import noise_name
-from fp4dse.dse.outliers import LearnedClip, TrainedFactors, outlier_words
+from fp4dse.dse.outliers import LearnedClip, TrainedFactors, TrainedScales, outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
@@ -337,7 +337,8 @@ def _as_trained(recipe: Recipe) -> Recipe:
     """A recipe that does not train all parameters: none where nothing is learned beside the weights, and then without
     what training alone has."""
     training, operands = recipe.training, (recipe.fprop.x.canonical(), recipe.fprop.w.canonical())
-    learns = bool(recipe.layers) or any(isinstance(q.outliers, LearnedClip | TrainedFactors) for q in operands)
+    kinds = LearnedClip | TrainedFactors | TrainedScales
+    learns = bool(recipe.layers) or any(isinstance(q.outliers, kinds) for q in operands)
     if training.trains == "learned" and learns:
         return recipe
     bf16 = Recipe.named("bf16")

@@ -36,7 +36,7 @@ from fp4dse.dse.cost.scenario import ENDS, MID, under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.outliers import LearnedClip
+from fp4dse.dse.outliers import LearnedClip, TrainedScales
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
@@ -298,6 +298,8 @@ def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
     gradient = 2 if operand == "x" else 4
     if isinstance(q.outliers, LearnedClip):
         return work.LEARNED_CLIP + Work(read=gradient, write=gradient)
+    if isinstance(q.outliers, TrainedScales):  # read the gradient and the codes: a product and a sum
+        return Work(read=gradient + q.bits_per_element / 8, vector=4)
     if q.is_plain or through == Through():
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]

@@ -77,6 +77,10 @@ def everything() -> list[Recipe]:
     factors, mlp = Recipe.named("metis-factors"), LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"])
     named.append(msgspec.structs.replace(factors, layers=(mlp,)))
     named.append(msgspec.structs.replace(factors, wgrad=msgspec.structs.replace(factors.wgrad, x=factors.fprop.w)))
+    scaled = msgspec.structs.replace(QUANTIZERS["mxfp4"], outliers=OUTLIER_NAMES["scales"])
+    bf16, scales = Recipe.named("bf16"), Training(trains="learned")
+    of_scales = msgspec.structs.replace(bf16.fprop, w=scaled)
+    named.append(msgspec.structs.replace(bf16, fprop=of_scales, training=scales))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 
