@@ -43,6 +43,7 @@ from fp4dse.dse.stages import (
 from fp4dse.dse.training import (
     DEFAULT,
     Training,
+    coreset_name,
     distill_name,
     optimizer_name,
     ramping_name,
@@ -308,6 +309,7 @@ class Recipe(Part, frozen=True):
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
         names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
         names |= {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
+        names |= {"coreset": coreset_name(r.training.coreset)}
         return out | names | {"distill": distill_name(r.training.distill)}
 
 

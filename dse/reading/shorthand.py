@@ -28,11 +28,13 @@ from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
 from fp4dse.dse.training import (
+    CORESET_NAMES,
     DISTILL_NAMES,
     OPTIMIZER_NAMES,
     RAMPING_NAMES,
     RESET_NAMES,
     SCHEDULE_NAMES,
+    Coreset,
     Distill,
     Growth,
     NotNegative,
@@ -60,6 +62,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
     Noise | None: {"none": None, **NOISE_NAMES},
+    Coreset | None: {"none": None, **CORESET_NAMES},
     Distill | None: {"none": None, **DISTILL_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
