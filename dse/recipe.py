@@ -16,6 +16,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
+from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule, canonical_rules
@@ -309,7 +310,7 @@ class Recipe(Part, frozen=True):
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
         names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
         names |= {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
-        names |= {"coreset": coreset_name(r.training.coreset)}
+        names |= {"coreset": coreset_name(r.training.coreset), "inject": inject_name(r.training.inject)}
         return out | names | {"distill": distill_name(r.training.distill)}
 
 

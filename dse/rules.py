@@ -20,6 +20,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.rule import check_rules
 from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, TrainedScales, outlier_words
 from fp4dse.dse.quantizer import Quantizer, block_name, tile
@@ -306,6 +307,19 @@ def _rollout(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _inject(r: Recipe) -> ConfigError | None:
+    """Errors are added to weights that nothing else rounds, so that no other is there."""
+    if (inject := r.training.inject) is None:
+        return None
+    forward = r.sampling().fprop
+    if not (forward.x.is_plain and forward.w.is_plain):
+        return ConfigError("training.inject", inject_name(inject), "none (with a rollout that is quantized)")
+    if not isinstance(inject.of.rounding, Nearest) or inject.of.outliers is not None or inject.of.codec != "block":
+        accepted = "one that rounds to nearest, with one scale a block and nothing done about outliers"
+        return ConfigError("training.inject.of", inject.of.label(), accepted)
+    return None
+
+
 def _fp8_operands(r: Recipe) -> ConfigError | None:
     """FP8 products take operands of few significant bits."""
     if r.gemm != "fp8-exact":
@@ -360,6 +374,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "distill": ((("training",),), _distill),
     "trains": ((), _trains),
     "rollout": ((("training",),), _rollout),
+    "inject": ((), _inject),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fp4dse.dse.inject import Inject, inject_name
 from fp4dse.dse.noise import Noise, noise_name
 from fp4dse.dse.record import Part, name_in, name_or_numbers
 from fp4dse.dse.rollout import Rollout, rollout_name
@@ -215,6 +216,7 @@ class Training(Part, frozen=True):
     replay         `router`: in the trainer's forward pass a token goes to the experts that the rollout's router chose,
                    with the weights of the trainer's own (2510.11370), where a policy that learns from its own samples
                    has experts
+    inject         parts of a quantizer's error that weights have where a policy samples, which is else in BF16
     coreset        of the training samples, where a task starts from trained weights; None: all of them
     trains         `all` parameters, those alone that quantizers have `learned`, or `none`: what training starts from is
                    evaluated as it is, which is rounding to nearest after training (PTQ)
@@ -238,6 +240,7 @@ class Training(Part, frozen=True):
     trains: Literal["all", "learned", "none"] = "all"
     replay: Literal["none", "router"] = "none"
     coreset: Coreset | None = None
+    inject: Inject | None = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -265,6 +268,7 @@ class Training(Part, frozen=True):
             trains="all",
             replay="none",
             coreset=None,
+            inject=None,
         )
 
     @property
@@ -286,6 +290,7 @@ class Training(Part, frozen=True):
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
         words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
         words += [] if self.distill is None else [distill_name(self.distill)]
+        words += [] if self.inject is None else [f"inject {inject_name(self.inject)}"]
         words += [] if self.coreset is None else [f"coreset {coreset_name(self.coreset)}"]
         words += {"none": [], "router": ["router replay"]}[self.replay]
         words += {"all": [], "learned": ["trains what is learned"], "none": ["untrained"]}[self.trains]
@@ -293,7 +298,19 @@ class Training(Part, frozen=True):
 
 
 DEFAULT = Training()
-IN_WORDS = ("optimizer", "schedule", "reset", "ramping", "rollout", "noise", "distill", "trains", "replay", "coreset")
+IN_WORDS = (
+    "optimizer",
+    "schedule",
+    "reset",
+    "ramping",
+    "rollout",
+    "noise",
+    "distill",
+    "trains",
+    "replay",
+    "coreset",
+    "inject",
+)
 """Fields whose label is not their name with a value."""
 
 

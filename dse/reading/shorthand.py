@@ -15,6 +15,7 @@ from fp4dse.dse.channels import CHANNEL_NAMES, Channels
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS, PLAIN
+from fp4dse.dse.inject import INJECT_NAMES, Inject
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.noise import NOISE_NAMES, Noise
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
@@ -61,6 +62,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Reset: {"none": None, **RESET_NAMES},
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
+    Inject | None: {"none": None, **INJECT_NAMES},
     Noise | None: {"none": None, **NOISE_NAMES},
     Coreset | None: {"none": None, **CORESET_NAMES},
     Distill | None: {"none": None, **DISTILL_NAMES},

@@ -67,6 +67,7 @@ COUNTS = {
     "quickstart": (48, 0, {}, 48),
     "rl": (18, 0, {"trainer and rollout are one: there is nothing to correct": 3, "that is the baseline": 1}, 14),
     "rl-fixes": (43, 4, {}, 39),
+    "rl-inject": (9, 0, {}, 9),
     "rl-replay": (8, 0, {"the rollout is the trainer: there is nothing to replay": 2}, 6),
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),
