@@ -57,6 +57,14 @@ def test_a_lane_is_what_it_is_beside_any_others():
     assert together[2].recorded["mismatch_kl"][0] < 1e-6 < together[0].recorded["mismatch_kl"][0]
 
 
+@pytest.mark.gpu
+def test_a_captured_lane_with_errors_is_what_it_is_beside_any_others():
+    task = replace(TASK, steps=16)
+    together = train(task, [lane("scale"), lane("grid"), lane()], "cuda")
+    assert not [reason for reason in together.fallbacks if "graph" in reason]
+    assert train(task, [lane("dead", lr=1e38), lane(), lane("scale")], "cuda").lanes[1:] == together.lanes[2::-2]
+
+
 def test_names_are_all_combinations():
     combinations = [of for n in (1, 2, 3) for of in itertools.combinations(PARTS, n)]
     assert list(INJECT_NAMES) == ["+".join(of) for of in combinations]
