@@ -63,7 +63,6 @@ class Finish(NamedTuple):
         """True if the product, rounded, is the result."""
         return self.factor_a is self.factor_b is self.bias is None
 
-
     def dimensions(self, product: Sequence[int]) -> tuple[int, int]:
         """Of the factors of a product of shape [L, R, S]: 1 for one of lanes, 2 for one of all lines of lanes, 0 for
         none. ValueError for what is neither: a kernel would read beyond it."""

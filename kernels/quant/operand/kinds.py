@@ -14,7 +14,7 @@ from fp4dse.dse import QUANTIZERS, SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, TrainedFactors
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, TrainedFactors, TrainedScales
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
@@ -83,7 +83,7 @@ def slot_of(
             scaled.learns_clip = True
             units = [_lsq_unit(q) for q in quantizers]
             scaled.lsq = torch.tensor(units, device=device)[:, None] if any(units) else None
-        case Mean() | TrainedFactors() | None:  # these are taken off by the stage, by the layer
+        case Mean() | TrainedFactors() | TrainedScales() | None:  # these are taken off by the stage, by the layer
             pass
         case later:
             assert_never(later)
