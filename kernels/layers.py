@@ -18,6 +18,7 @@ from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
+from fp4dse.kernels.ops.rounded import rounded
 from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.records import Stored
 
@@ -85,7 +86,7 @@ class _QuantLinear(Function):
 
 def _rounded(operand: str, x: Tensor, numerics: LaneNumerics, layer: int) -> Tensor:
     """x, w or g, rounded to what all products that take it round it to first: once, and what is saved is smaller."""
-    return x.to(numerics.common_dtype(operand, layer, x.dtype))
+    return rounded(x, numerics.common_dtype(operand, layer, x.dtype))
 
 
 def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, layer: int) -> Tensor:
