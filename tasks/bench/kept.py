@@ -83,11 +83,12 @@ def kept_for_backward(preset: str, recipe: Recipe, device: str = "cpu") -> Kept:
     task = get_task("language", preset)
     assert isinstance(task.model, partial)
     [shape] = task.model.args
+    tokens: int = LANES * shape.context
 
     def of_token(depth: int) -> float:
         of = replace(shape, depth=depth)
         one, two = (_kept(task, of, recipe, batch, device) for batch in (1, 2))
-        return (two - one) / (LANES * shape.context)
+        return (two - one) / tokens
 
     one, two = of_token(1), of_token(2)
     return Kept(two - one, one - (two - one))
