@@ -25,7 +25,7 @@ class Inject(Part, frozen=True):
 
     @property
     def has(self) -> tuple[bool, bool, bool]:
-        """Which of PARTS are in it."""
+        """True for each of PARTS that is in it."""
         words = self.parts.split("+")
         return "scale" in words, "dead" in words, "grid" in words
 

@@ -182,7 +182,7 @@ class Coreset(Part, frozen=True):
     selections: Annotated[int, msgspec.Meta(ge=1)] = 4
 
     def count(self, samples: int) -> int:
-        """How many of these samples, at least one."""
+        """The number of these samples that it has, one at least."""
         return max(1, round(self.share * samples))
 
     def canonical(self) -> Coreset | None:

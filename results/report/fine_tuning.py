@@ -1,4 +1,4 @@
-"""What each way of fine-tuning gives back of what rounding to nearest loses."""
+"""The share that each way of fine-tuning gives back of what rounding to nearest loses."""
 
 from __future__ import annotations
 

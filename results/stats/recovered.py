@@ -1,4 +1,4 @@
-"""What fine-tuning gives back of what rounding to nearest loses, with intervals.
+"""The share that fine-tuning gives back of what rounding to nearest loses, with intervals.
 
     recovered = (PTQ - tuned) / (PTQ - BF16)
 
