@@ -305,8 +305,8 @@ def _description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
 
 
 def _constants(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
-    """What follows from a finish and tiles: the factors and the bias, `out` in the place of those that are not, and
-    constants of both kernels."""
+    """Factors and bias of a finish, `out` in the place of those that are not, and the constants of both kernels that
+    follow from it and from tiles."""
     factors = [out if f is None else f.contiguous() for f in (finish.factor_a, finish.factor_b, finish.bias)]
     of_a, of_b = finish.dimensions((len(out), *out.shape[-2:]))
     sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "ALONG": tiles.along}
