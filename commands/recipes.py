@@ -174,6 +174,7 @@ def cost(
 ) -> None:
     """Cost of a recipe: modelled step time relative to BF16, split by technique; points, bits, memory."""
     from fp4dse.dse.cost import load_chip, load_model, report
+    from fp4dse.dse.cost.decoding import CONTEXT
     from fp4dse.sweeps.arguments import find_cost, find_recipe
 
     if device != "cpu" and not measure:
@@ -204,7 +205,7 @@ def cost(
         "Bytes and instructions per element of the tensor:": work,
         "Memory, and the share of blocks to be made again so that it fits:": memory,
         "Tokens to experts on other GPUs, in a micro-batch:": sent,
-        f"A token of a rollout for so many sequences of {report.CONTEXT:,} tokens at once:": rollout,
+        f"A token of a rollout for so many sequences of {CONTEXT:,} tokens at once:": rollout,
         f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,
     }
     print_tables(

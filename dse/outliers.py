@@ -1,5 +1,5 @@
 """Treatments of the large elements of an operand, as data: a quantizer for the error, clamping, also to a bound that is
-learned, a part of low rank, also one that is trained."""
+learned, a part of low rank, also one that is trained; and scales that are trained."""
 
 from __future__ import annotations
 
@@ -89,8 +89,13 @@ class TrainedFactors(Part, frozen=True, tag_field="kind", tag="factors"):
         return min(self.rank, rows, columns)
 
 
-Treatment = Residual | Clamp | Mean | LowRank | LearnedClip | TrainedFactors
-Outliers = Residual | Clamp | Mean | LowRank | LearnedClip | TrainedFactors | None
+class TrainedScales(Part, frozen=True, tag_field="kind", tag="scales"):
+    """The scale of each block of the forward weight is trained, from that of its largest element on (the end-to-end
+    training of EfficientQAT, 2407.11062): a parameter for each block."""
+
+
+Treatment = Residual | Clamp | Mean | LowRank | LearnedClip | TrainedFactors | TrainedScales
+Outliers = Residual | Clamp | Mean | LowRank | LearnedClip | TrainedFactors | TrainedScales | None
 OUTLIER_NAMES: dict[str, Treatment | None] = {
     "none": None,
     "residual": Residual(),
@@ -103,12 +108,13 @@ OUTLIER_NAMES: dict[str, Treatment | None] = {
     "lsq": LearnedClip(start="max", decay=0.0, gradient="lsq"),
     "factors": TrainedFactors(),
     "lora": TrainedFactors(start="zero"),
+    "scales": TrainedScales(),
 }
 
 
 def outlier_words(outliers: Treatment | None) -> str:
-    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, `factors`, `lora`, with what is not the default;
-    empty for None."""
+    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, `factors`, `lora`, `scales`, with what is not
+    the default; empty for None."""
     if outliers is None:
         return ""
     if name := name_in(OUTLIER_NAMES, outliers):

@@ -16,11 +16,12 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
+from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule, canonical_rules
 from fp4dse.dse.noise import noise_name
-from fp4dse.dse.outliers import LearnedClip, TrainedFactors, outlier_words
+from fp4dse.dse.outliers import LearnedClip, TrainedFactors, TrainedScales, outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
@@ -43,6 +44,7 @@ from fp4dse.dse.stages import (
 from fp4dse.dse.training import (
     DEFAULT,
     Training,
+    coreset_name,
     distill_name,
     optimizer_name,
     ramping_name,
@@ -314,6 +316,7 @@ class Recipe(Part, frozen=True):
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
         names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
         names |= {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
+        names |= {"coreset": coreset_name(r.training.coreset), "inject": inject_name(r.training.inject)}
         return out | names | {"distill": distill_name(r.training.distill)}
 
 
@@ -343,7 +346,8 @@ def _as_trained(recipe: Recipe) -> Recipe:
     """A recipe that does not train all parameters: none where nothing is learned beside the weights, and then without
     what training alone has."""
     training, operands = recipe.training, (recipe.fprop.x.canonical(), recipe.fprop.w.canonical())
-    learns = bool(recipe.layers) or any(isinstance(q.outliers, LearnedClip | TrainedFactors) for q in operands)
+    kinds = LearnedClip | TrainedFactors | TrainedScales
+    learns = bool(recipe.layers) or any(isinstance(q.outliers, kinds) for q in operands)
     if training.trains == "learned" and learns:
         return recipe
     bf16 = Recipe.named("bf16")

@@ -21,14 +21,15 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.rule import check_rules
-from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, outlier_words
+from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, TrainedScales, outlier_words
 from fp4dse.dse.quantizer import Quantizer, block_name, tile
 from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, rounding_name, samples_of
-from fp4dse.dse.scale import FloatScale, One, scale_name
+from fp4dse.dse.scale import FP32, FloatScale, One, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 from fp4dse.dse.training import SGD, AdamW
 
@@ -89,22 +90,22 @@ def _lsq(q: Quantizer, slot: str) -> ConfigError | None:
 
 
 def _factors_slot(r: Recipe) -> ConfigError | None:
-    """Factors are trained for the weight as the forward product takes it."""
+    """Factors and scales are trained for the weight as the forward product takes it."""
     for slot in SLOTS:
-        if slot != "fprop.w" and isinstance(of := r.slot(slot).outliers, TrainedFactors):
-            accepted = "none, residual, occ, clamp, low-rank (factors are trained for fprop.w)"
+        if slot != "fprop.w" and isinstance(of := r.slot(slot).outliers, TrainedFactors | TrainedScales):
+            accepted = "none, residual, occ, clamp, low-rank (factors and scales are trained for fprop.w)"
             return ConfigError(f"{slot}.outliers", outlier_words(of), accepted)
     return None
 
 
 def _factors_beside(r: Recipe) -> ConfigError | None:
-    """Factors are parameters that all lanes of a population have in the same layers; a rollout of its own has no
-    place for them, and without training there are none."""
+    """Factors, and scales, are parameters that all lanes of a population have in the same layers; a rollout of its own
+    has no place for them, and without training there are none."""
     for number, rule in enumerate(r.layers):
-        if rule.fprop_w is not None and isinstance(of := rule.fprop_w.outliers, TrainedFactors):
-            accepted = "none, residual, occ, clamp, low-rank (all layers have factors, or none)"
+        if rule.fprop_w is not None and isinstance(of := rule.fprop_w.outliers, TrainedFactors | TrainedScales):
+            accepted = "none, residual, occ, clamp, low-rank (all layers have such parameters, or none)"
             return ConfigError(f"layers[{number}]: fprop.w.outliers", outlier_words(of), accepted)
-    if not isinstance(r.fprop.w.outliers, TrainedFactors):
+    if not isinstance(r.fprop.w.outliers, TrainedFactors | TrainedScales):
         return None
     beside = {
         "layers": bool(r.layers),
@@ -116,6 +117,28 @@ def _factors_beside(r: Recipe) -> ConfigError | None:
     names = ", ".join(name for name, is_there in beside.items() if is_there)
     accepted = f"none, residual, occ, clamp, low-rank (with {names})"
     return ConfigError("fprop.w.outliers", outlier_words(r.fprop.w.outliers), accepted)
+
+
+def _scales_slot(r: Recipe) -> ConfigError | None:
+    """A trained scale is rounded to its format and no code moves, where elements are rounded to nearest under one scale
+    a block that follows its maximum and has a mantissa; a rotation would mix elements of different scales."""
+    q = r.fprop.w
+    if not isinstance(q.outliers, TrainedScales):
+        return None
+    policy = q.tensor_scale.policy if q.tensor_scale else "current"
+    wrong = {
+        "block": None if isinstance(q.block, int) else (block_name(q.block), "blocks along the contraction"),
+        "scale": None if isinstance(q.scale, FloatScale | FP32) else (scale_name(q.scale), "one with a mantissa"),
+        "rounding": None if q.rounding == Nearest() else (rounding_name(q.rounding), "nearest"),
+        "scaling": None if q.codec == "block" and q.adapt == "none" else (q.codec, "amax, without adapt"),
+        "tensor_scale": None if policy == "current" else (policy, "none, amax"),
+    }
+    for field, found in wrong.items():
+        if found is not None:
+            return ConfigError(f"fprop.w.{field}", found[0], f"{found[1]} (with trained scales)")
+    if r.fprop.rotation is not None:
+        return ConfigError("fprop.rotation", rotation_name(r.fprop.rotation), "none (with trained scales)")
+    return None
 
 
 def _eden_rotation(r: Recipe) -> ConfigError | None:
@@ -266,7 +289,7 @@ def _rollout(r: Recipe) -> ConfigError | None:
     for operand in (*STAGES["fprop"], "kv_cache"):
         q: Quantizer = getattr(rollout, operand)
         held = q.tensor_scale is not None and q.tensor_scale.amax != "current"
-        learns = isinstance(q.outliers, LearnedClip | TrainedFactors)
+        learns = isinstance(q.outliers, LearnedClip | TrainedFactors | TrainedScales)
         if q.codec == "eden" or isinstance(q.rounding, Ema) or held or learns:
             accepted = (
                 "quantizers without MS-EDEN's correction, averages, held maxima, learned clips and trained factors"
@@ -283,6 +306,19 @@ def _rollout(r: Recipe) -> ConfigError | None:
     for _, error in canonical_faults(r.sampling()):
         where = error.where.removeprefix("fprop.")
         return ConfigError(f"training.rollout.{where}", error.found, error.accepted)
+    return None
+
+
+def _inject(r: Recipe) -> ConfigError | None:
+    """Errors are added to weights that nothing else rounds, so that no other is there."""
+    if (inject := r.training.inject) is None:
+        return None
+    forward = r.sampling().fprop
+    if not (forward.x.is_plain and forward.w.is_plain):
+        return ConfigError("training.inject", inject_name(inject), "none (with a rollout that is quantized)")
+    if not isinstance(inject.of.rounding, Nearest) or inject.of.outliers is not None or inject.of.codec != "block":
+        accepted = "one that rounds to nearest, with one scale a block and nothing done about outliers"
+        return ConfigError("training.inject.of", inject.of.label(), accepted)
     return None
 
 
@@ -340,6 +376,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "mean-is-over-tokens": (_STAGES, _mean_slot),
     "clip-is-learned-forward": (_STAGES, _learned_slot),
     "factors-are-of-weights": (_STAGES, _factors_slot),
+    "scales-are-of-one-grid": (_STAGES, _scales_slot),
     "factors-in-all-layers": ((("fprop", "layers", "training"),), _factors_beside),
     "eden-needs-rht128": (_STAGES, _eden_rotation),
     "estimator-needs-one-grid": (_FORWARD, _estimator_grid),
@@ -361,6 +398,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "distill": ((("training",),), _distill),
     "trains": ((), _trains),
     "rollout": ((("training",),), _rollout),
+    "inject": ((), _inject),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fp4dse.dse.inject import Inject, inject_name
 from fp4dse.dse.noise import Noise, noise_name
 from fp4dse.dse.record import Part, name_in, name_or_numbers
 from fp4dse.dse.rollout import Rollout, rollout_name
@@ -168,6 +169,32 @@ class Distill(Part, frozen=True):
 DISTILL_NAMES: dict[str, Distill] = {"qad": Distill()}
 
 
+class Coreset(Part, frozen=True):
+    """A share of the training samples is read, over and over, in as many steps as all would be (ACS, 2306.07215).
+
+    by          `acs`: those that the model gets wrong or that quantization moves (tasks/engine/coresets.py has the
+                score); `random`: drawn once
+    selections  times that ACS chooses, the first before the first step; each reads all samples once
+    """
+
+    by: Literal["acs", "random"] = "acs"
+    share: Share = 0.1
+    selections: Annotated[int, msgspec.Meta(ge=1)] = 4
+
+    def count(self, samples: int) -> int:
+        """The number of these samples that it has, one at least."""
+        return max(1, round(self.share * samples))
+
+    def canonical(self) -> Coreset | None:
+        """All samples are no coreset, and what is drawn once is not chosen again."""
+        if self.share == 1:
+            return None
+        return msgspec.structs.replace(self, selections=Coreset().selections) if self.by == "random" else self
+
+
+CORESET_NAMES: dict[str, Coreset] = {"acs": Coreset(), "random": Coreset(by="random")}
+
+
 class Training(Part, frozen=True):
     """The update of weights from gradients.
 
@@ -189,6 +216,8 @@ class Training(Part, frozen=True):
     replay         `router`: in the trainer's forward pass a token goes to the experts that the rollout's router chose,
                    with the weights of the trainer's own (2510.11370), where a policy that learns from its own samples
                    has experts
+    inject         parts of a quantizer's error that weights have where a policy samples, which is else in BF16
+    coreset        of the training samples, where a task starts from trained weights; None: all of them
     trains         `all` parameters, those alone that quantizers have `learned`, or `none`: what training starts from is
                    evaluated as it is, which is rounding to nearest after training (PTQ)
     """
@@ -210,9 +239,13 @@ class Training(Part, frozen=True):
     distill: Distill | None = None
     trains: Literal["all", "learned", "none"] = "all"
     replay: Literal["none", "router"] = "none"
+    coreset: Coreset | None = None
+    inject: Inject | None = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
+        if self.coreset is not None and (coreset := self.coreset.canonical()) != self.coreset:
+            return msgspec.structs.replace(self, coreset=coreset).canonical()
         if self.rollout is not None and (rollout := self.rollout.canonical()) != self.rollout:
             return msgspec.structs.replace(self, rollout=rollout).canonical()
         return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
@@ -234,6 +267,8 @@ class Training(Part, frozen=True):
             distill=None,
             trains="all",
             replay="none",
+            coreset=None,
+            inject=None,
         )
 
     @property
@@ -255,13 +290,27 @@ class Training(Part, frozen=True):
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
         words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
         words += [] if self.distill is None else [distill_name(self.distill)]
+        words += [] if self.inject is None else [f"inject {inject_name(self.inject)}"]
+        words += [] if self.coreset is None else [f"coreset {coreset_name(self.coreset)}"]
         words += {"none": [], "router": ["router replay"]}[self.replay]
         words += {"all": [], "learned": ["trains what is learned"], "none": ["untrained"]}[self.trains]
         return ", ".join(words)
 
 
 DEFAULT = Training()
-IN_WORDS = ("optimizer", "schedule", "reset", "ramping", "rollout", "noise", "distill", "trains", "replay")
+IN_WORDS = (
+    "optimizer",
+    "schedule",
+    "reset",
+    "ramping",
+    "rollout",
+    "noise",
+    "distill",
+    "trains",
+    "replay",
+    "coreset",
+    "inject",
+)
 """Fields whose label is not their name with a value."""
 
 
@@ -291,3 +340,11 @@ def distill_name(distill: Distill | None) -> str:
         return "none"
     numbers = f"distill weight={distill.weight:g} temperature={distill.temperature:g}"
     return name_in(DISTILL_NAMES, distill) or numbers
+
+
+def coreset_name(coreset: Coreset | None) -> str:
+    """The key in CORESET_NAMES, or the numbers; `none` for none."""
+    if coreset is None:
+        return "none"
+    times = f" selections={coreset.selections}" if coreset.by == "acs" else ""
+    return name_in(CORESET_NAMES, coreset) or f"{coreset.by} share={coreset.share:g}{times}"

@@ -30,6 +30,7 @@ from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.reading.library import load_recipe
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
+from fp4dse.kernels.block_scales import refuse_scales
 from fp4dse.kernels.converted import LAYERS, Converted, Source, converted_class
 from fp4dse.kernels.factors import refuse_factors
 from fp4dse.kernels.lanes import LaneNumerics
@@ -162,6 +163,7 @@ def convert(
             {} if line.why_not else learned_clips([shared.recipe.at(line.place)]), "your model has no such parameter"
         )
     refuse_factors([shared.recipe], "your model has no such parameters")
+    refuse_scales([shared.recipe], "your model has no such parameters")
     numbers = attach(modules, lines, shared)
     places_of = {line.name: line.place for line in lines}
     shared.places = {number: places_of[name] for name, of in numbers.items() for number in of}

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.block_scales import trained_scales
 from fp4dse.kernels.factors import trained_factors
 from fp4dse.kernels.lanes import LaneNumerics, expert_seed
 from fp4dse.kernels.layers import QuantLinear, product
@@ -70,6 +71,8 @@ def why_not_grouped(numerics: LaneNumerics, numbers: Sequence[int]) -> str | Non
         return "fprop.channels: accepted: none"
     if trained_factors(numerics.recipes) is not None:
         return "outliers: found trained factors; accepted: others"
+    if trained_scales(numerics.recipes) is not None:
+        return "outliers: found trained scales; accepted: others"
     learns = any((operand, number) in numerics.learned for operand in "xw" for number in numbers)
     return "outliers: found learned clips; accepted: others" if learns else None
 

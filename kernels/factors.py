@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fp4dse.dse import Recipe
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.outliers import TrainedFactors, outlier_words
+from fp4dse.kernels import block_scales
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.ops.philox import STREAMS, many_signs, random32
 from fp4dse.kernels.ops.products import multiply
@@ -128,8 +129,8 @@ def refuse_factors(here: Sequence[Recipe], why: str) -> None:
 
 
 def is_factor(name: str) -> bool:
-    """True for the name of a parameter that is a factor."""
-    return name.endswith(NAMES)
+    """True for the name of a parameter that is a factor, or the trained scales of a weight's blocks."""
+    return name.endswith((*NAMES, block_scales.NAME))
 
 
 def with_whole_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,4 +143,7 @@ def with_whole_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             assert u is not None
             assert v is not None
             found[f"{layer}weight"] = state[f"{layer}weight"] + _product(u, s, v)
+        elif name.endswith(block_scales.NAME):
+            layer = name.removesuffix(block_scales.NAME)
+            found[f"{layer}weight"] = block_scales.into_weight(state[f"{layer}weight"], state[name])
     return found

@@ -37,7 +37,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.dispatch import by_device, why_not_capable
-from fp4dse.kernels.ops.grouped import grouped
+from fp4dse.kernels.ops.grouped import grouped, grouped_in_segments
 from fp4dse.kernels.ops.products import AS_IT_IS, Finish, bf16, finished, in_segments, multiply
 
 FP8 = torch.float8_e4m3fn
@@ -116,6 +116,9 @@ def product(
         return finished(grouped(a.to(gemm.operand), b.to(gemm.operand), *filled, gemm.fp32), finish)
     if gemm.fp32 is not None:
         a, b = a.to(gemm.operand), b.to(gemm.operand)
+        if filled is not None:
+            out = grouped_in_segments(a, b, along_a, along_b, *filled, gemm.run, gemm.fp32)
+            return finished(out, finish)
     return finished(in_segments(a, b, along_a, along_b, gemm.run, gemm.fp32), finish)
 
 

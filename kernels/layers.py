@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.block_scales import BlockScales, trained_scales
 from fp4dse.kernels.factors import Factors, layers_of_factors, trained_factors
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
+from fp4dse.kernels.ops.rounded import rounded
 from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.records import Stored
 
@@ -83,7 +86,7 @@ class _QuantLinear(Function):
 
 def _rounded(operand: str, x: Tensor, numerics: LaneNumerics, layer: int) -> Tensor:
     """x, w or g, rounded to what all products that take it round it to first: once, and what is saved is smaller."""
-    return x.to(numerics.common_dtype(operand, layer, x.dtype))
+    return rounded(x, numerics.common_dtype(operand, layer, x.dtype))
 
 
 def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, layer: int) -> Tensor:
@@ -152,7 +155,7 @@ class QuantLinear(nn.Module):
     place   where in the model it stands: a recipe may keep layers at some places precise
 
     An operand for which lanes learn a clip has the parameter `clip_x` or `clip_w`, [L, 1]. Of a weight with trained
-    factors, `weight` is the rest and `factors` has these.
+    factors, `weight` is the rest and `factors` has these; of one with trained scales `block_scales` has them.
 
     Sizes that the block does not divide are padded with zeros inside.
     """
@@ -175,6 +178,9 @@ class QuantLinear(nn.Module):
             numerics.precise_layers.update(layers_of_factors(layer))
             self.factors = Factors(weight, of)
             self.split()
+        block = trained_scales(numerics.recipes)
+        trains = block is not None and layer not in numerics.precise_layers
+        self.block_scales = BlockScales(weight, block) if block is not None and trains else None
 
     def split(self) -> None:
         """Take the factors, if there are any, off the weight as it is now."""
@@ -203,7 +209,12 @@ class QuantLinear(nn.Module):
         """`product` with the whole weight, also that in factors. numerics, weight (without the part in factors): the
         layer's own, unless others are given."""
         numerics = numerics or self.numerics
-        y = product(x, self.weight if weight is None else weight, self.bias, numerics, self.layer, window)
+        weight = self.weight if weight is None else weight
+        if self.block_scales is not None:
+            in_bf16 = numerics.evaluation == "bf16"
+            decoded = (lambda w: w) if in_bf16 else partial(numerics.decoded_weight, self.layer)
+            weight = self.block_scales.applied(weight, decoded)
+        y = product(x, weight, self.bias, numerics, self.layer, window)
         if self.factors is None:
             return y
         first, second = layers_of_factors(self.layer)

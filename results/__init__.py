@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fp4dse.results.stats.paired import add_gap, learning_rates
     from fp4dse.results.stats.pareto import front
     from fp4dse.results.stats.pooled import pooled_effects
+    from fp4dse.results.stats.recovered import recovered
     from fp4dse.results.stats.scaling import scaling
     from fp4dse.results.stats.summary import noise_floor, summarize
     from fp4dse.results.text.frames import records
@@ -52,6 +53,7 @@ __getattr__ = lazy(
         "stats.paired": ("add_gap", "learning_rates"),
         "stats.pareto": ("front",),
         "stats.pooled": ("pooled_effects",),
+        "stats.recovered": ("recovered",),
         "stats.scaling": ("scaling",),
         "stats.summary": ("noise_floor", "summarize"),
         "text.frames": ("records",),
@@ -85,6 +87,7 @@ __all__ = [
     "pooled_effects",
     "recipe_columns",
     "records",
+    "recovered",
     "run_id",
     "scaling",
     "stability",

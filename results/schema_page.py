@@ -49,6 +49,8 @@ AROUND = {
     "ramping": "of the steps between updates of weights that oscillate, none without one",
     "rollout": "forward pass that samples of reinforcement learning come from; trainer: that of training",
     "noise": "on parameters of the policy that samples, none without it",
+    "coreset": "share of the training samples that is read, and who chooses it; none: all",
+    "inject": "parts of a quantizer's error that the weights of the policy that samples have, none without any",
     "distill": "weight and temperature of the distance from a teacher in the loss; none without one",
     "trains": "what is trained: all, what quantizers have learned alone, or none",
     "replay": "router: the trainer sends tokens to the experts that the rollout chose; none by default",

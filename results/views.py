@@ -23,6 +23,7 @@ from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.margins import margins
 from fp4dse.results.stats.paired import SETTING, learning_rates
 from fp4dse.results.stats.pooled import pooled_effects
+from fp4dse.results.stats.recovered import RECOVERED_READ, recovered
 from fp4dse.results.stats.scaling import scaling
 from fp4dse.results.stats.sizes import SIZES_READ
 from fp4dse.results.stats.summary import noise_floor, summarize
@@ -53,6 +54,7 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "learning_rates": learning_rates,
     "stability": stability,
     "noise_floor": noise_floor,
+    "recovered": recovered,
     "divergence": divergence,
     "loss_law": loss_law,
     "scaling": scaling,
@@ -103,6 +105,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "learning_rates": ("task label lr", "grid at_edge", "source", "optimism", "same_grid"),
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
+    "recovered": ("task label of_base", "of_base_low of_base_high", "of_bf16", "loss lost", "pairs", "ptq_label", "lr"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
     "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
@@ -126,7 +129,7 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-VIEWS_READ = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *SIZES_READ, "lane_s"]))
+VIEWS_READ = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *SIZES_READ, *RECOVERED_READ, "lane_s"]))
 """The columns of runs that views are made from."""
 
 _TEXTS = {
@@ -153,6 +156,7 @@ _TEXTS |= {
     "by",
     "rival",
     "rival_label",
+    "ptq_label",
     "verdict",
 }
 _TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source", "margin_of"}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.inject import inject_name
 from fp4dse.dse.noise import noise_name
 from fp4dse.dse.rollout import rollout_name
 
@@ -22,6 +23,7 @@ def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
     training = recipe.training
     found: dict[str, object] = {"tis": training.tis}
     found["rollout"] = None if training.rollout is None else rollout_name(training.rollout)
+    found["inject"] = None if training.inject is None else inject_name(training.inject)
     found["noise"] = None if training.noise is None else noise_name(training.noise)
     for field, value in found.items():
         if value is not None and not task.rolls_out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.training import distill_name
+from fp4dse.dse.training import coreset_name, distill_name
 
 if TYPE_CHECKING:
     from fp4dse.tasks.facts import TaskFacts
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_distill(recipe: Recipe, task: TaskFacts | Task) -> None:
-    """ConfigError for a teacher with a task that has none."""
-    if recipe.training.distill is not None and not task.has_teacher:
-        accepted = f"none with {task.name}:{task.preset}, which starts from no trained model with logits"
-        raise ConfigError("training.distill", distill_name(recipe.training.distill), accepted)
+    """ConfigError for a teacher, or a coreset that one chooses, with a task that has none."""
+    training = recipe.training
+    found = {"distill": distill_name(training.distill), "coreset": coreset_name(training.coreset)}
+    for field, name in found.items():
+        if name != "none" and not task.has_teacher:
+            accepted = f"none with {task.name}:{task.preset}, which starts from no trained model with logits"
+            raise ConfigError(f"training.{field}", name, accepted)

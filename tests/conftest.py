@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -54,6 +56,15 @@ def no_power_cuts():
     Of processes that tests start nothing is changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_command_line():
+    """The command line is built once, as in any process; hundreds of tests call it, and it takes 40 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (typer := sys.modules.get("typer.main")) is not None:  # the tests of dse run without
+            patch.setattr(typer, "get_command", functools.cache(typer.get_command))
         yield
 
 

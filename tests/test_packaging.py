@@ -570,7 +570,6 @@ UNCALLED = {
     "kernels/quant/descriptor.py: BOUNDS": "the width of a column that a test reads",
     "kernels/quant/counters.py: SQUARED_ERRORS": "the names of sums, which `count` writes out",
     "results/stats/agreement.py: agreement_with_fewer_seeds": "docs/study/tables.py makes the study's page of it",
-    "tasks/language/expert_parallel.py: swap_over": "for users with several ranks: docs/language.md",
 }
 """What no code of the package needs, each with the reason why it stays."""
 

@@ -1,6 +1,7 @@
 """The cost of a recipe: the paper's points, stored bits, and the modelled time of a training step on a named chip."""
 
 from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
+from fp4dse.dse.cost.decoding import rollout_overhead
 from fp4dse.dse.cost.model import Model, load_model, model_names
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, MID, scenarios
@@ -36,6 +37,7 @@ __all__ = [
     "model_names",
     "overhead",
     "points",
+    "rollout_overhead",
     "scenarios",
     "step_cost",
 ]

@@ -17,11 +17,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fp4dse.dse.cost import operands
-from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.model import Model
+from fp4dse.dse.cost.chip import Chip, load_chip
+from fp4dse.dse.cost.model import Model, load_model
 from fp4dse.dse.cost.operands import Use
 from fp4dse.dse.cost.scenario import MID, under
-from fp4dse.dse.cost.step import layers_by_recipe
+from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, layers_by_recipe
 from fp4dse.dse.cost.units import product_unit
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import GemmChoice, Recipe
@@ -38,6 +38,21 @@ def token_seconds(recipe: Recipe, model: Model, chip: Chip, sequences: int, cont
     sampling = recipe.sampling()
     layers = sum(_layers(r.fprop, part, chip, r.gemm, sequences) for r, part in layers_by_recipe(sampling, model))
     return layers + _rest(model, chip, sequences, context, _of_cache(recipe))
+
+
+SEQUENCES, CONTEXT = 128, 4096
+"""Of the rollouts that rows hold the time of: answers that are sampled at once, and their tokens so far."""
+
+
+def rollout_overhead(recipe: Recipe) -> float:
+    """Modelled time of a token of a rollout relative to BF16's, of the default model on the default chip."""
+    mine, bf16 = (_default_seconds(of) for of in (recipe, Recipe.named("bf16")))
+    return mine / bf16
+
+
+@lru_cache(maxsize=65536)
+def _default_seconds(recipe: Recipe) -> float:
+    return token_seconds(recipe, load_model(DEFAULT_MODEL), load_chip(DEFAULT_CHIP), SEQUENCES, CONTEXT)
 
 
 @lru_cache(maxsize=4096)

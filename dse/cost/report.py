@@ -9,7 +9,7 @@ import msgspec
 
 from fp4dse.dse.cost import memory, operands
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.decoding import memory_bytes, token_seconds
+from fp4dse.dse.cost.decoding import CONTEXT, SEQUENCES, memory_bytes, token_seconds
 from fp4dse.dse.cost.exchange import exchanged_bytes
 from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
@@ -92,8 +92,8 @@ def by_scenario(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]
     return rows
 
 
-SEQUENCES, CONTEXT = (1, 16, 128), 4096
-"""Of the rollouts that are shown: answers that are sampled at once, and their tokens so far."""
+SHOWN = (1, 16, SEQUENCES)
+"""Answers that are sampled at once, of the rollouts that are shown."""
 
 
 def rollout(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def rollout(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
     each, BF16's, the gain, tokens a second of all, and GB of weights, keys and values, which may be more than the chip
     has. Empty for models that read no tokens one after another."""
     rows = []
-    for sequences in SEQUENCES if model.attention and model.attention[0].causal else ():
+    for sequences in SHOWN if model.attention and model.attention[0].causal else ():
         mine, bf16 = (token_seconds(r, model, chip, sequences, CONTEXT) for r in (recipe, Recipe.named("bf16")))
         times = {"token_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "faster": bf16 / mine}
         gigabytes = memory_bytes(recipe, model, sequences, CONTEXT) / 1e9

@@ -36,18 +36,18 @@ from fp4dse.dse.cost.scenario import ENDS, MID, under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.outliers import LearnedClip
+from fp4dse.dse.outliers import LearnedClip, TrainedScales
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
 
-COST_REV = 5
+COST_REV = 6
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-8b", "gb200"
 
 KEPT = "layers in BF16"
-CORE, EXCHANGE, REST, UNMODELLED = "attention core", "exchange", "rest", "unmodelled"
-PARTS = ("products", *TECHNIQUES, KEPT, CORE, EXCHANGE, REST, UNMODELLED)
+CORE, EXCHANGE, TEACHER, REST, UNMODELLED = "attention core", "exchange", "teacher", "rest", "unmodelled"
+PARTS = ("products", *TECHNIQUES, KEPT, CORE, EXCHANGE, TEACHER, REST, UNMODELLED)
 """Parts of a step's time; KEPT: all that is done for layers that the recipe keeps precise."""
 
 
@@ -130,13 +130,19 @@ def step_cost(recipe: Recipe, model: Model, chip: Chip, scenario: str = MID) -> 
             for name, seconds in piece:
                 out[KEPT if kept else name] += share * seconds
     out[CORE], out[EXCHANGE] = core(recipe, model, chip), exchange_seconds(recipe, model, chip)
+    out[TEACHER] = _teacher(recipe, model, chip)
     out[REST], out[UNMODELLED] = _rest(model, chip), _unmodelled(model, chip)
     return Cost(out)
 
 
 def _total(recipe: Recipe, model: Model, chip: Chip) -> float:
     own = _layers(recipe, model, chip) + core(recipe, model, chip) + exchange_seconds(recipe, model, chip)
-    return own + _same(model, chip)
+    return own + _teacher(recipe, model, chip) + _same(model, chip)
+
+
+def _teacher(recipe: Recipe, model: Model, chip: Chip) -> float:
+    """The forward pass of a teacher in BF16: one of the three products of each layer, and as much of all else."""
+    return _bf16(model, chip) / 3 if recipe.training.distill is not None else 0.0
 
 
 def _layers(recipe: Recipe, model: Model, chip: Chip) -> float:
@@ -298,6 +304,8 @@ def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
     gradient = 2 if operand == "x" else 4
     if isinstance(q.outliers, LearnedClip):
         return work.LEARNED_CLIP + Work(read=gradient, write=gradient)
+    if isinstance(q.outliers, TrainedScales):  # read the gradient and the codes: a product and a sum
+        return Work(read=gradient + q.bits_per_element / 8, vector=4)
     if q.is_plain or through == Through():
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]

@@ -28,7 +28,7 @@ import msgspec
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import decoded_bytes
 from fp4dse.dse.estimator import STE, ScaleRelaxation
-from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, Residual
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, Residual, TrainedScales
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
 from fp4dse.dse.rounding import Ema, Stochastic, samples_of
@@ -233,6 +233,8 @@ def outliers(q: Quantizer, chip: Chip, unit: str) -> Work:
         return Work(vector=1)
     if isinstance(q.outliers, LearnedClip):
         return Work(vector=2)
+    if isinstance(q.outliers, TrainedScales):  # codes first, then each block's scale is stored anew
+        return Work(vector=1) + quantize(q, chip, unit)
     return Work()
 
 

@@ -16,7 +16,7 @@ import msgspec
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.layers.exceptions import with_exceptions_at
 from fp4dse.dse.layers.place import Place
-from fp4dse.dse.outliers import TrainedFactors, outlier_words
+from fp4dse.dse.outliers import TrainedFactors, TrainedScales, outlier_words
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import STAGES
@@ -100,7 +100,7 @@ def units(recipe: Recipe, places: Iterable[Place], grain: Grain) -> list[Unit]:
     if recipe.finish and recipe.finish.stages_but_weights:
         accepted = "forward, backward, all, or no finish (layers apart need rules, which it does not go with)"
         raise ConfigError("finish.what", recipe.finish.what, accepted)
-    if isinstance(of := recipe.canonical().fprop.w.outliers, TrainedFactors):
+    if isinstance(of := recipe.canonical().fprop.w.outliers, TrainedFactors | TrainedScales):
         accepted = "none, low-rank (layers apart need rules, which trained factors do not go with)"
         raise ConfigError("fprop.w.outliers", outlier_words(of), accepted)
     found: dict[Unit, None] = {}

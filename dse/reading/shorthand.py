@@ -15,6 +15,7 @@ from fp4dse.dse.channels import CHANNEL_NAMES, Channels
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS, PLAIN
+from fp4dse.dse.inject import INJECT_NAMES, Inject
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.noise import NOISE_NAMES, Noise
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
@@ -28,11 +29,13 @@ from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
 from fp4dse.dse.training import (
+    CORESET_NAMES,
     DISTILL_NAMES,
     OPTIMIZER_NAMES,
     RAMPING_NAMES,
     RESET_NAMES,
     SCHEDULE_NAMES,
+    Coreset,
     Distill,
     Growth,
     NotNegative,
@@ -59,7 +62,9 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Reset: {"none": None, **RESET_NAMES},
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
+    Inject | None: {"none": None, **INJECT_NAMES},
     Noise | None: {"none": None, **NOISE_NAMES},
+    Coreset | None: {"none": None, **CORESET_NAMES},
     Distill | None: {"none": None, **DISTILL_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},

@@ -18,6 +18,7 @@ from fp4dse.results.report import (
     curves,
     equal_storage,
     explore,
+    fine_tuning,
     heatmaps,
     highlights,
     layer_sensitivity,
@@ -41,6 +42,7 @@ __all__ = ["write_figures", "write_report"]
 PANELS = (
     answer.PANEL,
     confirmed_candidates.PANEL,
+    fine_tuning.PANEL,
     explore.PANEL,
     layer_sensitivity.PANEL,
     highlights.PANEL,

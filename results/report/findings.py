@@ -17,6 +17,7 @@ from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import chance_of
 from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.recovered import RECOVERED_READ, recovered_if_any
 from fp4dse.results.stats.summary import noise_floor, summarize
 from fp4dse.results.stats.verdict import VERDICTS_READ, Verdict, confirmed_if_any, verdicts_from, with_chance
 from fp4dse.results.store.schema import ROW
@@ -36,7 +37,7 @@ MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "ge
 SOFTWARE = ["torch_version", "python_version", "fp4dse_version", "git_commit"]
 _MORE = ["run_id", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
 _MORE += [name for name in ("overhead", "overhead_of") if name in ROW.names]
-COLUMNS = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *_MORE, *MEASURED]))
+COLUMNS = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *RECOVERED_READ, *_MORE, *MEASURED]))
 """The columns of runs that a report reads."""
 
 
@@ -73,13 +74,15 @@ class Findings:
     divergence: pd.DataFrame
     confirmed: pd.DataFrame
     """Without lines where nothing was confirmed."""
+    recovered: pd.DataFrame
+    """Without lines where nothing is rounded without training."""
 
     @cached_property
     def settings(self) -> list[Findings]:
         """The same for each setting alone, in the order of `titles`."""
         runs = dict(iter(self.runs.groupby(list(SETTING), sort=False, observed=True)))
         frames = ["recipes", "floors", "versus_best", "matched", "rates", "effects", "marginal", "divergence"]
-        frames.append("confirmed")
+        frames += ["confirmed", "recovered"]
         return [
             replace(
                 self,
@@ -136,6 +139,7 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
         marginal=_with_setting(marginal(rows), titles),
         divergence=_with_setting(divergence(rows), titles),
         confirmed=_with_setting(new, titles),
+        recovered=_with_setting(recovered_if_any(rows), titles),
     )
 
 

@@ -169,28 +169,42 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
     gap_bf16, and rows whose metric is another have no gap_reducible.
     """
     known = _with_baseline_id(runs).reset_index(drop=True)
-    known["place"] = numbered(known, [*SETTING, "seed"], sort=False, dropna=False)
+    place = numbered(known, [*SETTING, "seed"], sort=False, dropna=False).to_numpy()
     is_plain = known["is_baseline"].astype(bool)
     work = outcomes(known)
-    reference = known["config_id"].isin(known["baseline_id"].unique()) | is_plain
+    owned, owners = pd.factorize(known["baseline_id"])
+    reference = known["config_id"].isin(owners) | is_plain
     bases = _baselines(known[reference], work[reference])
-    bases["place"] = known["place"]
-    plain = bases[bases["baseline_id"].isin(known.loc[is_plain, "config_id"].unique())]
-    usual = plain.set_index("place")[["baseline_loss", "baseline_loss_bf16"]].reindex(known["place"])
-    own = ["place", "baseline_id"]
-    matched = known[own].merge(bases[[*own, "baseline_loss"]], how="left", on=own)
+    losses = bases[["baseline_loss", "baseline_loss_bf16"]].to_numpy(float)
+    plain = bases["baseline_id"].isin(known.loc[is_plain, "config_id"].unique()).to_numpy(bool)
+    there = place[bases.index]
+    usual = _looked_up(there[plain], losses[plain], place)
+    owner = owners.get_indexer(bases["baseline_id"])
+    own = [
+        np.where(of < 0, unknown, at * len(owners) + of) for of, at, unknown in ((owner, there, -1), (owned, place, -2))
+    ]
+    matched = _looked_up(own[0], losses, own[1])
     shares = are_shares(known)
     excess = _excess(known)
     gaps = {
         name: np.where(work["diverged"], np.inf, levels(loss, shares) - levels(baseline, shares))
         for name, loss, baseline in (
-            ("gap", work["loss"], usual["baseline_loss"]),
-            ("gap_bf16", _in_bf16(known), usual["baseline_loss_bf16"]),
-            ("gap_matched", work["loss"], matched["baseline_loss"]),
-            ("gap_reducible", excess, excess.to_numpy() - work["loss"].to_numpy() + usual["baseline_loss"].to_numpy()),
+            ("gap", work["loss"], usual[:, 0]),
+            ("gap_bf16", _in_bf16(known), usual[:, 1]),
+            ("gap_matched", work["loss"], matched[:, 0]),
+            ("gap_reducible", excess, excess.to_numpy() - work["loss"].to_numpy() + usual[:, 0]),
         )
     }
-    return runs.assign(baseline_loss=usual["baseline_loss"].to_numpy(), **gaps)
+    return runs.assign(baseline_loss=usual[:, 0], **gaps)
+
+
+def _looked_up(keys: NDArray[np.int64], values: NDArray[np.float64], wanted: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The values [n, k] of the wanted keys, NaN where there is none. keys: [n], each that is wanted once."""
+    if not len(keys):
+        return np.full((len(wanted), values.shape[1]), np.nan)
+    order = np.argsort(keys)
+    at = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)]
+    return np.where((keys[at] == wanted)[:, None], values[at], np.nan)
 
 
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -18,7 +20,6 @@ from fp4dse.results.stats.paired import (
     SETTING,
     at_best_lr,
     bf16_cost,
-    by_seed,
     numbered,
     outcomes,
     rows_at_best_lr,
@@ -65,71 +66,59 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """
     check_overhead(runs, overhead)
     rows = rows_at_best_lr(runs)
-    rows = rows.assign(
-        val_metric=rows["val_metric"].astype(float).where(rows["loss"].notna()),
-        paired=rows["gap"].where(np.isfinite(rows["gap"])),
-        in_bf16=rows["gap_bf16"].where(np.isfinite(rows["gap_bf16"])),
-        in_match=rows["gap_matched"].where(np.isfinite(rows["gap_matched"])),
-        in_excess=rows["gap_reducible"].where(np.isfinite(rows["gap_reducible"])),
-        unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
-        cost=_on_one_scale(rows, overhead),
-    )
-    band = BAND if overhead == OVERHEAD else ()
-    rows = rows.assign(**{name: rows[name].where(rows["cost"].notna()) if name in rows else np.nan for name in band})
-    if "baseline_id" not in rows:
-        rows = rows.assign(baseline_id=None)
-    kept = [*SETTING, "baseline_id", "is_baseline", "lr", "metric_name", "metric_better", "gap_unit", "points"]
-    rows = rows if "gap_unit" in rows else rows.assign(gap_unit=None)
     recipe = numbered(rows, ["setting", "config_id"], sort=False)
-    kept += ["setting", "config_id", "recipe_label", "recipe_name", "bits_per_element"]
-    means, sums = ["cost", *band, "loss", "val_metric"], ["diverged", "pruned", "failed", "unpaired"]
-    out = pd.concat(
-        [
-            rows[list(dict.fromkeys(kept))].groupby(recipe).first(),
-            rows[means].groupby(recipe).mean(),
-            rows[sums].groupby(recipe).sum(),
-            rows["loss"].groupby(recipe).count().rename("seeds"),
-        ],
-        axis=1,
-    )
-    out = out.rename(
-        columns={"loss": "val_loss", "recipe_label": "label", "recipe_name": "name", "bits_per_element": "bits"}
-    )
-    paired = by_seed(rows, rows["paired"], recipe)[1]  # in the order of out: groups count up
-    found = mean_interval(paired)
-    out[["gap", "gap_low", "gap_high", "pairs"]] = found[["mean", "low", "high", "n"]].to_numpy()
-    out["pairs"] = out["pairs"].astype(int)
-    in_bf16 = mean_interval(by_seed(rows, rows["in_bf16"], recipe)[1])
-    out[["gap_bf16", "gap_bf16_low", "gap_bf16_high"]] = in_bf16[["mean", "low", "high"]].to_numpy()
-    matched = mean_interval(by_seed(rows, rows["in_match"], recipe)[1])
-    out[["gap_matched", "gap_matched_low", "gap_matched_high"]] = matched[["mean", "low", "high"]].to_numpy()
-    reducible = mean_interval(by_seed(rows, rows["in_excess"], recipe)[1])
-    out[["gap_reducible", "gap_reducible_low", "gap_reducible_high"]] = reducible[["mean", "low", "high"]].to_numpy()
+    if recipe.hasnans:
+        rows, recipe = rows[recipe.notna()], recipe.dropna()
+    # a frame is made once, at the end: of few lines, most that pandas does with one is preparation
+    codes, lines = recipe.to_numpy(np.int64), int(recipe.max()) + 1 if len(recipe) else 0
+    kept = [*SETTING, "is_baseline", "lr", "metric_name", "metric_better", "points", "setting", "config_id"]
+    out: dict[str, Any] = {name: _first(rows[name], codes, lines) for name in kept}
+    for name in ("gap_unit", "baseline_id"):
+        out[name] = _first(rows[name], codes, lines) if name in rows else pd.Series([None] * lines, dtype=object)
+    for name, column in (("label", "recipe_label"), ("name", "recipe_name"), ("bits", "bits_per_element")):
+        out[name] = _first(rows[column], codes, lines)
+
+    cost = _on_one_scale(rows, overhead)
+    band = BAND if overhead == OVERHEAD else ()
+    numbers = {name: rows[name].where(cost.notna()) if name in rows else np.nan for name in band}
+    loss, metric = rows["loss"], rows["val_metric"].astype(float).where(rows["loss"].notna())
+    means = pd.DataFrame({"cost": cost, **numbers, "val_loss": loss, "val_metric": metric}).groupby(codes).mean()
+    out |= {name: means[name] for name in means}
+    there = loss.notna()
+    flags = {name: rows[name] for name in ("diverged", "pruned", "failed")}
+    flags |= {"unpaired": there & rows["baseline_loss"].isna(), "seeds": there}
+    out |= {name: _counts(codes[flag.to_numpy(bool)], lines) for name, flag in flags.items()}
+
+    seed, seeds = pd.factorize(rows["seed"], sort=True)
+    paired = _matrix(rows["gap"], codes, seed, (lines, len(seeds)))
     diverged = out["diverged"].gt(0)
-    for name in ("gap", "gap_bf16", "gap_matched") if diverged.any() else ():
-        out.loc[diverged, [name, f"{name}_low", f"{name}_high"]] = [np.inf, np.nan, np.nan]
-    quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
+    gaps = {"gap": paired}
+    others = ("gap_bf16", "gap_matched", "gap_reducible")
+    gaps |= {name: _matrix(rows[name], codes, seed, paired.shape) for name in others}
+    for name, of_seeds in gaps.items():
+        found = mean_interval(of_seeds)
+        if name == "gap":
+            out["pairs"] = found["n"]
+        out[name] = found["mean"].mask(diverged, np.nan if name == "gap_reducible" else np.inf)
+        out |= {f"{name}_{end}": found[end].mask(diverged) for end in ("low", "high")}
+
+    quantizes = out["points"].gt(0) & np.isfinite(out["gap"])
+    no_pair, no_cost = out["pairs"].eq(0), out["cost"].isna() | out["points"].isna()
     out["note"] = np.select(
-        [
-            diverged,
-            out["pruned"].gt(0),
-            out["seeds"].eq(0),
-            out["pairs"].eq(0) & out["unpaired"].gt(0),
-            out["pairs"].eq(0),
-        ],
+        [diverged, out["pruned"].gt(0), out["seeds"].eq(0), no_pair & out["unpaired"].gt(0), no_pair],
         ["diverged", "pruned", "failed", "no baseline", "loss is not positive"],
-        np.where(~out["is_baseline"] & (out["cost"].isna() | out["points"].isna()), f"no {overhead}", ""),
+        np.where(~out["is_baseline"] & no_cost, f"no {overhead}", ""),
     )
-    out[["survived", "survived_low", "survived_high"]] = survival(out["seeds"], out["diverged"]).to_numpy()
-    out["on_front"] = False
-    for _, part in out[quantizes].groupby("setting"):
-        out.loc[part.index, "on_front"] = front_of_any(
-            part[["cost", *band]].to_numpy(float).T, part["gap"], bf16_cost(part, overhead)
-        )
-    out["p_best"] = _p_against_best(out, quantizes, paired)
-    out = out.sort_values(
-        ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
-    )
+    survived = survival(out["seeds"], out["diverged"])
+    out |= {"survived": survived["share"], "survived_low": survived["low"], "survived_high": survived["high"]}
+    setting, gap = out["setting"].to_numpy(), out["gap"].to_numpy(float)
+    out["on_front"] = np.zeros(lines, bool)
+    costs, unit = means[["cost", *band]].to_numpy(float).T, pd.DataFrame({"gap_unit": out["gap_unit"]})
+    for number in np.unique(setting[quantizes]):
+        part = np.flatnonzero(quantizes & (setting == number))
+        out["on_front"][part] = front_of_any(costs[:, part], gap[part], bf16_cost(unit.iloc[part], overhead))
+    out["p_best"] = _p_against_best(setting, gap, quantizes.to_numpy(bool), paired)
+
     columns = [*SETTING, "config_id", "label", "name", "baseline_id", "is_baseline", "lr", "seeds", "diverged"]
     columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better", "gap_unit"]
     columns += ["gap", "gap_low", "gap_high", "pairs", "gap_bf16", "gap_bf16_low", "gap_bf16_high"]
@@ -137,7 +126,34 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns += ["gap_reducible", "gap_reducible_low", "gap_reducible_high"]
     columns += ["survived", "survived_low", "survived_high"]
     columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band, "on_front", "note"]
-    return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)
+    if overhead != "points":
+        out[overhead] = out["cost"]
+    summary = pd.DataFrame({name: pd.Series(out[name]).array for name in dict.fromkeys([*columns, "setting"])})
+    summary = summary.sort_values(
+        ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
+    )
+    return summary[columns].reset_index(drop=True)
+
+
+def _first(values: pd.Series, codes: NDArray[np.int64], lines: int) -> pd.Series:
+    """The first value of each line that is not missing; of no such the missing one. codes: the line of each value."""
+    at = np.zeros(lines, np.int64)
+    for places in (np.arange(len(values)), np.flatnonzero(values.notna())):
+        at[codes[places[::-1]]] = places[::-1]  # of a line that stands there often, the last one counts
+    return pd.Series(values.array.take(at))
+
+
+def _counts(codes: NDArray[np.int64], lines: int) -> pd.Series:
+    return pd.Series(np.bincount(codes, minlength=lines))
+
+
+def _matrix(
+    values: pd.Series, codes: NDArray[np.int64], seed: NDArray[np.int64], shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """The values by line and seed, NaN where there is none that is finite."""
+    matrix, found = np.full(shape, np.nan), values.to_numpy(float)
+    matrix[codes, seed] = np.where(np.isfinite(found), found, np.nan)
+    return matrix
 
 
 def survival(finished: pd.Series, diverged: pd.Series) -> pd.DataFrame:
@@ -187,15 +203,17 @@ def _revision(of: str) -> int:
     return int(last)
 
 
-def _p_against_best(lines: pd.DataFrame, candidates: pd.Series, gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+def _p_against_best(
+    setting: NDArray[Any], gap: NDArray[np.float64], candidates: NDArray[np.bool_], gaps: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Two-sided p of the seed-paired difference between each candidate and the lowest gap of its setting; NaN for other
-    lines. gaps: of the lines' seeds, [lines, seeds]."""
+    lines. All but gaps: a value a line; gaps: of the lines' seeds, [lines, seeds]."""
     chosen = np.flatnonzero(candidates)
-    setting, mean = lines["setting"].to_numpy()[chosen], lines["gap"].to_numpy(float)[chosen]
+    setting, mean = setting[chosen], gap[chosen]
     order = np.lexsort((mean, setting))
     settings, first = np.unique(setting[order], return_index=True)
     best = chosen[order][first][settings.searchsorted(setting)]
-    found = np.full(len(lines), np.nan)
+    found = np.full(len(gap), np.nan)
     found[chosen] = p_value(gaps[chosen] - gaps[best])
     return found
 

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
-from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead
+from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead, rollout_overhead
 
 SCHEMA_VERSION = 14
 
@@ -73,6 +73,11 @@ RECIPE: dict[str, Column] = {
         "recipe needs, as if it had it (`fp4dse cost` says so)",
     ),
     "overhead_of": Column(TEXT, "the model, the chip and the revision of the cost model that it is of"),
+    "rollout_overhead": Column(
+        REAL,
+        "modelled time of a token that the recipe's rollout, or else its own forward pass, samples, relative to "
+        "BF16, of the default model on the default chip: 128 answers of 4,096 tokens at once",
+    ),
     "signature": Column(
         TEXT,
         "what of the recipe decides the shape of the computation; lanes that share it run together",
@@ -219,6 +224,7 @@ def recipe_columns(recipe: Recipe) -> dict[str, object]:
         "activation_bits": activation_bits(r),
         "overhead": overhead(r),
         "overhead_of": OVERHEAD_OF,
+        "rollout_overhead": rollout_overhead(r),
         "signature": " ".join("/".join(part) for part in msgspec.structs.astuple(signature)),
         **r.columns(),
     }

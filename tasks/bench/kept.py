@@ -1,7 +1,7 @@
 """The bytes that a block of a decoder keeps for the backward pass (tasks/engine/kept.py), and the memory of a training.
 
 A block's are the difference between a decoder and one with a block more, so that embedding, head and loss are not in
-them.
+them; and a token's that between one window and two, so that copies of weights, which are kept once, are not either.
 """
 
 from __future__ import annotations
@@ -78,14 +78,19 @@ def _peak_mib(preset: str, recipe: Recipe, device: str) -> tuple[float, str]:
     return peak_bytes(task, [recipe], device, LANES) / 2**20, note or ""
 
 
-def kept_for_backward(preset: str, recipe: Recipe, batch: int = 2, device: str = "cpu") -> Kept:
-    """Of a preset of language, `+bf16` and the like included, trained by this recipe with so many windows a batch."""
+def kept_for_backward(preset: str, recipe: Recipe, device: str = "cpu") -> Kept:
+    """Of a preset of language, `+bf16` and the like included, trained by this recipe."""
     task = get_task("language", preset)
     assert isinstance(task.model, partial)
     [shape] = task.model.args
-    tokens = LANES * batch * shape.context
-    shapes = (replace(shape, depth=depth) for depth in (1, 2))
-    one, two = (_kept(task, of, recipe, batch, device) / tokens for of in shapes)
+    tokens: int = LANES * shape.context
+
+    def of_token(depth: int) -> float:
+        of = replace(shape, depth=depth)
+        one, two = (_kept(task, of, recipe, batch, device) for batch in (1, 2))
+        return (two - one) / tokens
+
+    one, two = of_token(1), of_token(2)
     return Kept(two - one, one - (two - one))
 
 

@@ -104,6 +104,8 @@ def is_bf16_forward(population: Population) -> bool:
     rollouts = [recipe.training.rollout for recipe in population.numerics.recipes]
     if population.task.rolls_out and not all(of is None or of.kv_cache.is_plain for of in rollouts):
         return False
+    if any(recipe.training.inject for recipe in population.numerics.recipes):
+        return False
     recipes = [recipe.sampling() if population.task.rolls_out else recipe for recipe in population.numerics.recipes]
     plain = all(recipe.slot(f"fprop.{x}").element == "bf16" for recipe in recipes for x in STAGES["fprop"])
     plain = plain and not any(recipe.layers or recipe.attention.layout for recipe in recipes)

@@ -6,12 +6,14 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from fp4dse.dse.training import Coreset
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.kernels.ops.max_abs import max_abs
@@ -19,6 +21,7 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.coresets import Coresets
 from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.engine.recorder import Recorder, measure, recorded_steps
@@ -69,7 +72,8 @@ class Population:
         self.kept_bytes: int | None = None
         """Of the first step's forward pass; None before it, and where lanes are computed one after the other."""
         init = task.pretrain(self.seeds, device) if task.pretrain else problem.init
-        self.start = init if any(lane.recipe.training.distill for lane in lanes) else {}
+        taught = (lane.recipe.training.distill or lane.recipe.training.coreset for lane in lanes)
+        self.start = init if any(taught) else {}
         parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in init.items()}
         self._build(lanes, parameters, [lane.seed for lane in lanes])
 
@@ -102,6 +106,7 @@ class Population:
         """Of lanes that learn from one."""
         if any(recipe.training.distill for recipe in recipes):
             self.teacher = Teacher(task, [r.training.distill for r in recipes], self.start, self.seed_index)
+        self.coresets = self._coresets([recipe.training.coreset for recipe in recipes])
         self.recorder = Recorder(task.steps, task.rolls_out) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, recorded_steps(task.steps) if self.recorder else ())
         self.weight_errors = WeightErrors(self.model, self.numerics) if self.recorder and task.rolls_out else None
@@ -114,6 +119,13 @@ class Population:
         self.stream = torch.cuda.Stream(device) if captures else None
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         self.warm: Counter[Hashable] = Counter()
+
+    def _coresets(self, wanted: Sequence[Coreset | None]) -> Coresets:
+        """The coresets of the lanes, chosen beside a teacher of their own, so that no other lane has one."""
+        chooses = any(of is not None and of.by == "acs" for of in wanted)
+        teacher = Teacher(self.task, [None] * len(wanted), self.start, self.seed_index) if chooses else None
+        seeds = [lane.seed for lane in self.lanes]
+        return Coresets(self.task, wanted, self.problem, self.data_index, seeds, self.prepared, teacher)
 
     def state(self, done: int) -> dict[str, Tensor]:
         """Everything that later steps depend on, and the records of the first `done` steps: name -> tensor [L, …].
@@ -132,6 +144,7 @@ class Population:
             "resets": self.resets.watched.state(),
             "experience": self.experience.state() if self.experience else {},
             "first": self.weight_errors.state() if self.weight_errors else {},
+            "coresets": self.coresets.state(),
             "lanes": {"alive": self.alive, "diverged": self.diverged},
         }
         return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
@@ -159,6 +172,7 @@ class Population:
             self.experience.load_state(parts["experience"])
         if self.weight_errors:
             self.weight_errors.load_state(parts["first"])
+        self.coresets.load_state(parts.get("coresets", {}))
         for part, watched in ("oscillation", self.oscillation), ("resets", self.resets.watched):
             watched.load_state({name: value.to(self.device) for name, value in parts.get(part, {}).items()})
 
@@ -220,6 +234,10 @@ class Population:
         self.resets.apply(step)
         if self.experience and step % self.experience.every == 0:
             self._run(("collect", phase), self.experience.collect)
+        if self.coresets.is_due(step):
+            self.make_room()
+            as_held_out = partial(self.numerics.temporarily, training=False, evaluation="quantized")
+            self.coresets.choose(step, as_held_out, self.model)
         moved = self.oscillation.observe(step)
         if self.recorder and step in self.recorder.steps:
             self.make_room()
@@ -293,7 +311,7 @@ class Population:
         if self.experience:
             return self.experience.batch()
         assert self.batches
-        rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
+        rows = self.coresets.rows(self.batches(self.numerics.step)[self.seed_index])  # [L, B]
         rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
         batch = self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
         return self.teacher.taught(*batch) if self.teacher else batch

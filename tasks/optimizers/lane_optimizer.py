@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
+from fp4dse.kernels.block_scales import BlockScales
 from fp4dse.kernels.factors import Factors
 from fp4dse.kernels.learned import ClipParameter
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
@@ -207,9 +208,9 @@ class LaneOptimizer:
 
 
 def are_learned(model: nn.Module) -> list[bool]:
-    """True for each of the model's parameters that is learned beside the weights, a clip or a factor, in the order of
-    `parameters()`."""
-    factors = {id(of) for m in model.modules() if isinstance(m, Factors) for of in m.parameters()}
+    """True for each of the model's parameters that is learned beside the weights, a clip, a factor or the scale of a
+    block, in the order of `parameters()`."""
+    factors = {id(of) for m in model.modules() if isinstance(m, Factors | BlockScales) for of in m.parameters()}
     return [isinstance(p, ClipParameter) or id(p) in factors for p in model.parameters()]
 
 

@@ -23,6 +23,7 @@ from torch.func import functional_call
 
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.block_scales import refuse_scales
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
 from fp4dse.kernels.factors import refuse_factors
 from fp4dse.kernels.lanes import PRESENT
@@ -68,6 +69,7 @@ class SequentialNumerics(LaneNumerics):
         super().add_layer(layer, place)
         refuse(self.clips(layer), "plain torch modules have no place for what quantizers learn")
         refuse_factors(self.recipes, "plain torch modules have no place for them")
+        refuse_scales(self.recipes, "plain torch modules have no place for them")
 
     def reseed(self, seeds: Sequence[int]) -> None:
         super().reseed(seeds)

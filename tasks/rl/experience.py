@@ -23,6 +23,7 @@ from fp4dse.tasks.language.decoder import Block, Decoder, Mlps, Routed
 from fp4dse.tasks.language.experts import noting
 from fp4dse.tasks.rl.chains import Chains
 from fp4dse.tasks.rl.grpo import Clip, Target, advantages, is_clipped, k3, log_probability, share_of
+from fp4dse.tasks.rl.inject import Injected
 from fp4dse.tasks.rl.kv_cache import CacheFormats
 from fp4dse.tasks.rl.noise import ParameterNoise
 from fp4dse.tasks.rl.numerics import SamplingNumerics
@@ -75,9 +76,13 @@ class Rollouts:
         noises = [recipe.training.noise for recipe in numerics.recipes]
         steps = numerics.steps or self.every
         self.noise = ParameterNoise(noises, model, steps, self.every, draws) if any(noises) else None
+        injects = [recipe.training.inject for recipe in numerics.recipes]
+        self.injected = Injected(injects, model, sampling) if any(injects) else None
         own = sampling.fallbacks if sampling is not numerics else ()
         self.fallbacks = tuple(f"rollout: {reason}" for reason in own)
         self.fallbacks += tuple(f"cache of the rollout: {reason}" for reason in formats.fallbacks)
+        if self.injected is not None:
+            self.fallbacks += tuple(f"errors of the rollout: {reason}" for reason in self.injected.fallbacks)
         lanes, device, chains = numerics.lanes, numerics.seeds.device, plan.chains
         b, t = plan.prompts * plan.samples, chains.answer_length
         self.inputs = torch.zeros(lanes, b, chains.prompt_length + t - 1, dtype=torch.int64, device=device)
@@ -124,7 +129,6 @@ class Rollouts:
         noise = gumbel(self.draws, NOISE, chains.answer_length, prompts.shape[1], chains.vocabulary)
         self.sampler.changed = self.noise.drawn() if self.noise else {}
         drawn = self._answers(prompts, noise, "quantized")
-        self.sampler.changed = {}  # where a step is captured, no tensor may outlive it
         rewards = chains.is_right(prompts, drawn.answers).to(torch.float32)
         counts = chains.is_part(drawn.answers)
         lengths = counts.to(torch.float32).flatten(1).sum(dim=1) / counts.shape[1]  # of integers: any order
@@ -163,8 +167,13 @@ class Rollouts:
 
     def _answers(self, prompts: Tensor, noise: Tensor | None, way: Evaluation) -> Sampled:
         """Answers by the numerics of rollouts, which round as in evaluation."""
-        with self.sampler.numerics.temporarily(training=False, evaluation=way):
-            return sample(self.sampler, prompts, self.plan.chains.answer_length, noise)
+        sampler = self.sampler
+        with sampler.numerics.temporarily(training=False, evaluation=way):
+            if self.injected is not None and way != "bf16":
+                sampler.changed = self.injected.applied(sampler.changed)
+            drawn = sample(sampler, prompts, self.plan.chains.answer_length, noise)
+        sampler.changed = {}  # where a step is captured, no tensor may outlive it
+        return drawn
 
     def _log_p(self, model: Decoder | None) -> Tensor:
         """log π of the answers, [L, B, T], in minibatches: under the trainer's forward pass, whose state stays as it

@@ -12,7 +12,7 @@ from fp4dse.results.report import write_report
 from fp4dse.results.stats.knapsack import Option
 from tests.commands.running import assert_one_line, call
 
-ASKED = ("sensitivity", "nvfp4", "--task", "language:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")
+ASKED = ("sensitivity", "nvfp4", "--task", "vision:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")
 
 
 def test_smoke_from_the_first_lane_to_the_report(tmp_path, monkeypatch, capsys):

@@ -265,6 +265,8 @@ COLUMN_TYPES = {
     "distill": {str},
     "trains": {str},
     "replay": {str},
+    "coreset": {str},
+    "inject": {str},
     "number": {float, type(None)},
     "steps": {int, type(None)},
     "accumulate": {int},
@@ -282,7 +284,10 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
-    of_recipe |= {name: name for name in (*words, "ramping", "rollout", "noise", "distill", "trains", "replay")}
+    of_recipe |= {
+        name: name
+        for name in (*words, "ramping", "rollout", "noise", "distill", "trains", "replay", "coreset", "inject")
+    }
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
     of_recipe |= {"loss_scale_growth": "steps"}
     assert set(columns) == expected | set(of_recipe)

@@ -9,6 +9,7 @@ import pytest
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.channels import Corrected, Held
+from fp4dse.dse.inject import INJECT_NAMES
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
@@ -77,6 +78,11 @@ def everything() -> list[Recipe]:
     factors, mlp = Recipe.named("metis-factors"), LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"])
     named.append(msgspec.structs.replace(factors, layers=(mlp,)))
     named.append(msgspec.structs.replace(factors, wgrad=msgspec.structs.replace(factors.wgrad, x=factors.fprop.w)))
+    named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(inject=INJECT_NAMES["scale"])))
+    scaled = msgspec.structs.replace(QUANTIZERS["mxfp4"], outliers=OUTLIER_NAMES["scales"])
+    bf16, scales = Recipe.named("bf16"), Training(trains="learned")
+    of_scales = msgspec.structs.replace(bf16.fprop, w=scaled)
+    named.append(msgspec.structs.replace(bf16, fprop=of_scales, training=scales))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

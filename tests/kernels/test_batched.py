@@ -209,6 +209,13 @@ def test_a_tile_is_finished_as_a_whole_product_is(place, columns, name):
         assert torch.equal(run(a[1:], b[1:], finish=alone), got[1:])
 
 
+def test_a_kernel_reads_no_factor_of_another_shape(place):
+    a, b = (operand(2, n, 64, torch.bfloat16).to(place.device) for n in (24, 32))
+    for name, shape in (("factor_a", (2, 1)), ("factor_b", (2, 24)), ("factor_a", (1,))):
+        with pytest.raises(ValueError, match="factor: found"):
+            place.products.tiled(a, b, batched.Finish(**{name: torch.ones(shape, device=place.device)}))
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_what_is_described_has_no_tile_that_reaches_into_another_lane_along_the_contraction(place, lanes):
     whole, cut = operand(lanes, 24, 64, torch.bfloat16), operand(lanes, 24, 40, torch.bfloat16)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fp4dse import cli
-from fp4dse.dse import Quantizer
+from fp4dse.dse import ConfigError, Quantizer
 from fp4dse.kernels import backend, quantize
 from fp4dse.kernels.bench import conversion
 from fp4dse.kernels.bench import cpu as bench_cpu
+from fp4dse.kernels.bench import experts as bench_experts
 from fp4dse.kernels.ops.mxfp4 import E4M3, Fp8
 
 OURS = ["nvfp4, path `compiled`", "nvfp4 SR, path `compiled`", "mxfp4, path `compiled`", "mxfp4 SR, path `compiled`"]
@@ -93,3 +94,46 @@ def test_the_peak_of_a_call_is_counted_and_not_what_it_leaves():
     size = 64 << 20
     assert 0.95 * size < bench_cpu._extra_memory(lambda: torch.ones(size // 4).amax()) < 1.2 * size
     assert bench_cpu._extra_memory(lambda: None) < 0.2 * size
+
+
+def experts_rows(monkeypatch, **more):
+    """Rows of a small shape on a CPU, whose products are not timed."""
+    monkeypatch.setattr(bench_experts, "graph", lambda call: call)
+    monkeypatch.setattr(bench_experts, "median_us", lambda call: 40.0)
+    shape = bench_experts.Shape("four experts", 4, 16, 32, 128)
+    return list(bench_experts._rows("cpu", (), (shape,), **more))
+
+
+def test_products_of_experts_are_checked_and_one_that_torch_has_not_is_a_note(monkeypatch):
+    def missing(_):
+        raise NotImplementedError("no such product\nhere")
+
+    monkeypatch.setitem(bench_experts.WAYS, "torch, BF16", missing)
+    monkeypatch.setitem(bench_experts.WAYS, "torch, FP8", bench_experts._ours)
+    found = {row.what: row for row in experts_rows(monkeypatch)}
+    assert [*found] == [f"four experts: {way}" for way in bench_experts.WAYS]
+    ours, _, bf16, _ = found.values()
+    assert (ours.wrong, ours.note, ours.of_torch_fp8) == (0, "", 1.0)
+    assert ours.tflops == pytest.approx(2 * 64 * 32 * 128 / 4e-6 / 1e12)
+    assert (bf16.time_us, bf16.wrong, bf16.note) == (None, None, "NotImplementedError: no such product")
+
+
+def test_a_product_that_is_wrong_is_counted(monkeypatch):
+    off = lambda of: (lambda: bench_experts._ours(of)[0]() + 1.0, True)  # noqa: E731
+    for way in bench_experts.WAYS:
+        monkeypatch.setitem(bench_experts.WAYS, way, off)
+    assert {row.wrong for row in experts_rows(monkeypatch)} == {64 * 32}
+
+
+def test_groups_have_different_numbers_of_tokens_and_zeros_after_them():
+    of = bench_experts.operands(bench_experts.Shape("", 4, 16, 8, 32), "cpu")
+    assert of.filled.sum() == 4 * 16
+    assert len(of.filled.unique()) > 1
+    assert not any(rows[n:].any() for rows, n in zip(of.a, of.filled.tolist(), strict=True))
+    tokens, ends = of.flat()
+    assert len(tokens) == 4 * 16 == ends[-1]
+
+
+def test_a_device_without_kernels_is_refused():
+    with pytest.raises(ConfigError, match="a device with the fused kernels"):
+        next(bench_experts.bench("cpu"))

@@ -72,6 +72,18 @@ def test_tiles_beyond_the_window_lose_what_is_small_and_nothing_else():
     assert torch.equal(operand[:, 32:], exact[:, 32:])
 
 
+def test_what_tiles_beyond_the_window_lose_is_counted():
+    x = randn(2, 150, 64)
+    x[0, 5, :32] *= 2.0**-30
+    numerics, codes = codes_of(x)
+    with numerics.temporarily(counting=True):
+        numerics.gemm("wgrad", 0, randn(2, 150, 16, seed=1), 1, codes, 1)
+    lost = numerics.lost()["wgrad.x"]
+    assert lost["clipped"].tolist() == [0, 0]
+    flushed = int((restored(codes, MXFP4 * 2).values[0, 5, :32] != 0).sum())
+    assert lost["flushed"].tolist() == [flushed / (150 * 128), 0]  # of rows padded to whole blocks
+
+
 def layer(lanes, recipe=RECIPE, width=40, packed=False, seeds=None):
     numerics = LaneNumerics([recipe] * lanes, seeds or range(lanes))
     numerics.packed = packed

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fp4dse.kernels.gemm import GEMMS, Filled, product
 from fp4dse.kernels.ops.grouped import grouped
+from fp4dse.kernels.ops.products import in_segments, multiply
 
 
 def integers(*shape, seed=0, device="cpu"):
@@ -49,14 +50,45 @@ def test_the_kernel_is_its_definition(place, sizes, contracted, dtype):
 
 
 @pytest.mark.parametrize("contracted", [False, True])
-def test_what_is_empty_is_not_read(place, contracted):
-    count = torch.tensor([0, 5, 20])
-    a, b = integers(3, 20, 20), integers(3, 24, 20, seed=1)
-    clean = expected(with_zeros(a, count, 2 if contracted else 1), b)
-    empty = torch.arange(20) >= count[:, None]
-    a.masked_fill_(empty.unsqueeze(1 if contracted else 2), torch.nan)
+@pytest.mark.parametrize("factors", ["a", "b", "ab"])
+@pytest.mark.parametrize("sizes", [(3, 40, 20, 256), (2, 17, 33, 384)])
+def test_segments_have_their_factors_and_what_is_empty_is_not_read(place, sizes, factors, contracted):
+    groups, rows, columns, length = sizes
+    count = ragged(groups, length if contracted else rows)
+    a, b = with_zeros(integers(groups, rows, length), count, 2 if contracted else 1), integers(groups, columns, length)
     if contracted:
-        b.masked_fill_(empty.unsqueeze(1), torch.nan)
+        b = with_zeros(b, count, 2)
+    powers = [2.0 ** integers(groups, n, length // 128, seed=2) for n in (rows, columns)]
+    of = [f if name in factors else None for name, f in zip("ab", powers, strict=True)]
+    wanted = in_segments(a, b, *of, multiply)
+    if contracted:
+        dirty = [x.masked_fill(beyond(count, length, 128)[:, None], torch.nan) for x in (a, b)]
+    else:
+        dirty = [a.masked_fill(beyond(count, rows)[:, :, None], torch.nan), b]
+    arguments = [*dirty, *of, count]
+    there = [None if x is None else x.to(place.device) for x in arguments]
+    got = place.grouped.grouped_in_segments(*there, contracted, "ieee").cpu()
+    assert torch.equal(got, wanted)
+    product_of = product(GEMMS["fp32"], (a, b), tuple(of), Filled(count, contracted))
+    assert torch.equal(product_of, wanted)
+
+
+def beyond(count, length, piece=1):
+    """Where nothing is filled, from the next whole piece on: bool [G, length]."""
+    return torch.arange(length) >= (count + piece - 1)[:, None] // piece * piece
+
+
+@pytest.mark.parametrize("contracted", [False, True])
+def test_what_is_empty_is_not_read(place, contracted):
+    """Along K not from the next piece of 128 bytes on."""
+    count = torch.tensor([0, 5, 70])
+    a, b = integers(3, 70, 70), integers(3, 24, 70, seed=1)
+    a = with_zeros(a, count, 2 if contracted else 1)
+    clean = expected(a, b)
+    if contracted:
+        a, b = (x.masked_fill(beyond(count, 70, 32)[:, None], torch.nan) for x in (a, b))
+    else:
+        a = a.masked_fill(beyond(count, 70)[:, :, None], torch.nan)
     out = place.grouped.grouped(*(t.to(place.device) for t in (a, b, count)), contracted, "ieee")
     assert torch.equal(out.cpu(), clean)
 

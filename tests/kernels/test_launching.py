@@ -108,7 +108,8 @@ def test_the_largest_operands_fit_their_launch_grids(meta, shape, columns):
     elements.launch_elements(cut, dec, dec, None, call, cut)
     products.multiply(x, empty(lanes, 64, width), "ieee")
     products.multiply(x.mT, empty(lanes, 64, rows), "ieee")
-    assert len(meta) == 8
+    products.multiply(empty(lanes * 2**16, 1, 64), empty(lanes * 2**16, 33, 64), "ieee")  # attention to a cache
+    assert len(meta) == 9
     for first, second, third in meta:
         assert 0 < first * second * third <= FIRST
         assert max(second, third) <= OTHERS

@@ -102,9 +102,9 @@ def test_components_far_above_the_others_are_singular_vectors(shape, seed):
     found = components(torch.tensor(x, dtype=torch.float32)[None], random_signs(seed + 9, 1, 3, shape[1]), 2)
     for theirs, ours, count in ((u.T, found.u, 3), (v, found.v, 3)):
         cosines = np.abs((theirs[:count] * ours[0].numpy()).sum(1))
-        assert (cosines > 0.9999).all()
+        assert (cosines > [0.9999, 0.9999, 0.999]).all()  # of the third, 1, FP32 beside 1e4 leaves steps of 1e-3
     assert np.allclose(found.s[0], s[:3], rtol=1e-3)
-    assert np.linalg.norm(x - found.product()[0].numpy()) < 1.05 * np.linalg.norm(s[3:]) + 1e-6 * s[0]
+    assert np.linalg.norm(x - found.product()[0].numpy()) < 1.05 * np.linalg.norm(s[3:]) + 4e-6 * s[0]  # 64 ulps
 
 
 def test_components_beyond_the_rank_are_zero():

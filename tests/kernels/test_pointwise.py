@@ -9,6 +9,7 @@ from fp4dse.dse.training import AdamW
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.max_abs import max_abs
 from fp4dse.kernels.ops.products import scaled
+from fp4dse.kernels.ops.rounded import rounded
 from fp4dse.kernels.ops.silu import silu
 from fp4dse.kernels.ops.squared_error import squared_error
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers
@@ -66,6 +67,14 @@ def test_squared_error_of_one_target_for_all_is_left_to_the_definition(place):
     out, y = torch.randn(3, 4, requires_grad=True), torch.randn(1, 4)
     squared_error(out, y).sum().backward()
     assert torch.equal(out.grad, 2 * (out - y).detach())
+
+
+@pytest.mark.parametrize("size", [5, 4096, 9001])
+def test_numbers_of_lanes_that_lie_apart_are_rounded_as_any_others(place, size):
+    x = numbers(3, size + 700)[:, 300 : 300 + size]
+    assert same(place.rounded.rounded(x.to(place.device)), x.to(torch.bfloat16))
+    assert rounded(x, torch.float32) is x
+    assert same(rounded(x, torch.bfloat16), x.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("size", [1, 700, 8192, 20_000])

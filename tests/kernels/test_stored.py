@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels.quant.backend import PLAIN, backend
+from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled, backend
 from fp4dse.kernels.quant.operand.kinds import slot_of
 from fp4dse.kernels.quant.operand.records import Term, Use
 from fp4dse.kernels.quant.operand.stored import encoded_blocks, restored, stored, why_not_stored
+from fp4dse.kernels.quant.triton import unfused
 
 STORED = [name for name, q in QUANTIZERS.items() if why_not_stored(q.canonical()) is None]
 USE = Use(torch.arange(2), torch.zeros((), dtype=torch.int64), 3, training=True)
@@ -90,15 +91,33 @@ def test_the_kernel_decodes_what_is_stored(place, names):
     assert same(got, torch.cat([term.values for term in terms]))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in STORED if "4" in name.split("-")[0]])
-def test_a_kernel_writes_codes_that_decode_to_the_operand(name):
-    """With the random bits of the operand beside them."""
-    for rounding in ({}, {"rounding": Stochastic()}):
-        quantizers = [replace(QUANTIZERS[name], **rounding).canonical()] * 2
-        slot = slot_of(quantizers, 0, torch.device("cuda"), backend("cuda"))
-        use = replace(USE, seeds=USE.seeds.cuda(), step=USE.step.cuda(), keeping=True)
-        found = slot.quantize(numbers().cuda(), use)
-        if slot.why_not_codes is None:
-            assert found.stored is not None
-            assert same(restored(found.stored, quantizers).decoded().cpu(), found.terms[0].decoded().cpu())
+def packing(quantizers: list[Quantizer], device: str) -> Backend:
+    """A backend with a kernel that writes codes; on a CPU the definition in its place."""
+    if device == "cuda":
+        return backend(device)
+    return replace(_compiled(), packed=lambda x, columns, call: unfused.packed(x, columns, call, quantizers))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp4-rceil", "nvfp4", "ue5m3-t448"])
+@pytest.mark.parametrize("rounding", [{}, {"rounding": Stochastic()}], ids=["nearest", "stochastic"])
+def test_a_kernel_writes_codes_that_decode_to_the_operand_beside_them(name, rounding, device):
+    quantizers = [replace(QUANTIZERS[name], **rounding).canonical()] * 2
+    slot = slot_of(quantizers, 0, torch.device(device), packing(quantizers, device))
+    use = replace(USE, seeds=USE.seeds.to(device), step=USE.step.to(device), keeping=True)
+    assert slot.why_not_codes is None
+    found = slot.quantize(numbers().to(device), use)
+    plain = slot.quantize(numbers().to(device), replace(use, keeping=False))
+    assert found.stored is not None
+    assert same(found.decoded().cpu(), plain.decoded().cpu())
+    assert same(restored(found.stored, quantizers).decoded().cpu(), plain.decoded().cpu())
+
+
+def test_where_no_kernel_writes_codes_there_is_a_reason():
+    for name, said in {"nvfp4": "no such kernel", "mxfp4-2d": "no such kernel"}.items():
+        quantizers = [QUANTIZERS[name].canonical()] * 2
+        assert said in str(slot_of(quantizers, 0, torch.device("cpu"), _compiled()).why_not_codes)
+    tiles = [QUANTIZERS["mxfp4-2d"].canonical()] * 2
+    assert "blocks along" in str(slot_of(tiles, 0, torch.device("cpu"), packing(tiles, "cpu")).why_not_codes)
+    fp8 = [QUANTIZERS["fp8-1x128"].canonical()] * 2
+    assert slot_of(fp8, 0, torch.device("cpu"), _compiled()).why_not_codes is None

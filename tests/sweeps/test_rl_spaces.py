@@ -11,7 +11,9 @@ from fp4dse.sweeps.arguments import find_space
 from fp4dse.tasks import Lane, get_task, train
 
 
-@pytest.mark.parametrize(("name", "preset"), [("rl", "smoke"), ("rl-fixes", "smoke"), ("rl-replay", "moe-smoke")])
+@pytest.mark.parametrize(
+    ("name", "preset"), [("rl", "smoke"), ("rl-fixes", "smoke"), ("rl-inject", "smoke"), ("rl-replay", "moe-smoke")]
+)
 def test_every_recipe_trains_on_the_smoke_preset(name, preset):
     task = msgspec.structs.replace(get_task("rl", preset), steps=1)
     together = {}

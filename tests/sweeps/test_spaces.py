@@ -13,16 +13,17 @@ COUNTS = {
     "conventions": (16, 0, {}, 16),
     "estimators": (126, 10, {}, 116),
     "finetune": (
-        151,
+        191,
         9,
         {
             "a clip that is not trained": 2,
-            "factors are trained alone": 20,
-            "factors-in-all-layers": 16,
-            "one format for both operands": 61,
-            "one thing learned at a time": 4,
+            "factors and scales are trained alone": 26,
+            "factors-in-all-layers": 20,
+            "one format for both operands": 65,
+            "one thing learned at a time": 6,
+            "scales-are-of-one-grid": 20,
         },
-        39,
+        43,
     ),
     "paper": (65536, 34816, {"estimator-needs-one-grid": 13056}, 17664),
     "paper-later": (864, 0, {}, 864),
@@ -66,6 +67,7 @@ COUNTS = {
     "quickstart": (48, 0, {}, 48),
     "rl": (18, 0, {"trainer and rollout are one: there is nothing to correct": 3, "that is the baseline": 1}, 14),
     "rl-fixes": (43, 4, {}, 39),
+    "rl-inject": (9, 0, {}, 9),
     "rl-replay": (8, 0, {"the rollout is the trainer: there is nothing to replay": 2}, 6),
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),
@@ -100,7 +102,7 @@ def test_counts_of_a_shipped_space(name):
     recipes = list(find_space(name).recipes(count))
     assert (count.raw, count.merged, count.rejected, count.left) == COUNTS[name]
     assert len({recipe.config_id for recipe in recipes}) == len(recipes) == count.left
-    assert not any(recipe.is_plain and recipe.training.rollout is None for recipe in recipes)
+    assert not any(recipe.is_baseline for recipe in recipes)
     if name in STUDIED:
         ids = " ".join(recipe.config_id for recipe in recipes)
         assert hashlib.sha256(ids.encode()).hexdigest().startswith(STUDIED[name])

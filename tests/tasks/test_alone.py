@@ -12,7 +12,6 @@ from fp4dse.dse.training import SGD, Cosine, Linear, Muon, StableSPAM, Training,
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.language import presets
 from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.threads import torch_threads
 from tests.tasks import plain_net
@@ -26,11 +25,6 @@ SMOKE = [
     if preset.endswith("smoke") and not task.rolls_out  # tests/tasks/rl/test_rl.py has those
 ]
 Lanes = tuple[Task, list[Lane]]
-
-
-@pytest.fixture(autouse=True)
-def little_is_held_out(monkeypatch):
-    monkeypatch.setattr(presets, "EVAL_PASSES", 2)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ some shapes then have other bits than in larger batches (docs/log.md). Workers h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -63,6 +63,16 @@ class Finish(NamedTuple):
         """True if the product, rounded, is the result."""
         return self.factor_a is self.factor_b is self.bias is None
 
+    def dimensions(self, product: Sequence[int]) -> tuple[int, int]:
+        """Of the factors of a product of shape [L, R, S]: 1 for one of lanes, 2 for one of all lines of lanes, 0 for
+        none. ValueError for what is neither: a kernel would read beyond it."""
+        lanes, *lines = product
+        for factor, count in zip((self.factor_a, self.factor_b), lines, strict=True):
+            if factor is not None and tuple(factor.shape) not in ((lanes,), (lanes, count)):
+                raise ValueError(f"factor: found {tuple(factor.shape)}; accepted: {(lanes,)} or {(lanes, count)}")
+        a, b = (0 if factor is None else factor.dim() for factor in (self.factor_a, self.factor_b))
+        return a, b
+
 
 AS_IT_IS = Finish()
 """For a product that is the result."""
@@ -70,6 +80,7 @@ AS_IT_IS = Finish()
 
 def finished(product: Tensor, finish: Finish) -> Tensor:
     """A product, float32 [L, R, S], which may be overwritten, after all that `finish` has."""
+    finish.dimensions(product.shape)
     product = scaled(product, finish.factor_a, finish.factor_b)
     if finish.bias is not None:
         product = product.add_(finish.bias[:, None, :])

@@ -96,10 +96,11 @@ def _product_kernel(
     PARTS: the contraction is cut in parts of `part`, which take turns along the second axis. WHOLE: no tile reaches
     beyond an operand.
     """
-    lane, number = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    across = (columns + COLUMNS - 1) // COLUMNS
-    row = (tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    column = (tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
+    lane, number = (tl.program_id(0) // (down * across)).to(tl.int64), tl.program_id(1)
+    place = tl.program_id(0) % (down * across)
+    row = (place // across * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = (place % across * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     first, last = 0, length
     if PARTS:
         first = number * part
@@ -304,10 +305,10 @@ def _description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
 
 
 def _constants(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
-    """What follows from a finish and tiles: the factors and the bias, `out` in the place of those that are not, and
-    constants of both kernels."""
+    """Factors and bias of a finish, `out` in the place of those that are not, and the constants of both kernels that
+    follow from it and from tiles."""
     factors = [out if f is None else f.contiguous() for f in (finish.factor_a, finish.factor_b, finish.bias)]
-    of_a, of_b = (0 if f is None else f.dim() for f in (finish.factor_a, finish.factor_b))
+    of_a, of_b = finish.dimensions((len(out), *out.shape[-2:]))
     sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "ALONG": tiles.along}
     flags = {"OF_A": of_a, "OF_B": of_b, "BIAS": finish.bias is not None, "enable_fp_fusion": False}
     return factors, sizes | flags | {"num_warps": tiles.warps, "num_stages": tiles.stages}
@@ -325,7 +326,7 @@ def _multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish, tiles: Tiles, par
     constants |= {"PRECISION": fp32, "PARTS": parts > 1, "WHOLE": whole and parts == 1}
     constants["enable_fp_fusion"] = a.dtype == torch.float32
     down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
-    programs = launch_grid(down * across, parts, lanes)
+    programs = launch_grid(lanes * down * across, parts)
     sizes = rows, columns, length, *a.stride(), *b.stride(), part
     _product_kernel[programs](a, b, out, *factors, *sizes, **constants)
     product = out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)

@@ -14,7 +14,7 @@ from fp4dse.dse import QUANTIZERS, SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, TrainedFactors
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, TrainedFactors, TrainedScales
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
@@ -25,8 +25,8 @@ from fp4dse.kernels.ops.unpacked import unpacked
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
-from fp4dse.kernels.quant.operand.paths import encode, kept, quantized, why_not_whole
-from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Stored, Term, Use
+from fp4dse.kernels.quant.operand.paths import count_lost, encode, kept, quantized, why_not_whole
+from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedBlocks, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec.blocks import pad
 from fp4dse.kernels.quant.spec.estimators import numbers, rounded_slope, through
@@ -83,7 +83,7 @@ def slot_of(
             scaled.learns_clip = True
             units = [_lsq_unit(q) for q in quantizers]
             scaled.lsq = torch.tensor(units, device=device)[:, None] if any(units) else None
-        case Mean() | TrainedFactors() | None:  # these are taken off by the stage, by the layer
+        case Mean() | TrainedFactors() | TrainedScales() | None:  # these are taken off by the stage, by the layer
             pass
         case later:
             assert_never(later)
@@ -148,13 +148,18 @@ class Converted(Scaled):
         """The operand [L, C, R] from codes [L, R, C / 2], contracted over R, which zeros fill up to whole segments."""
         values, factor, _ = columns_to_fp8(x.codes, x.scales)
         term = Term(laid_out(values.to(use.dtype), use.dim), factor)
-        return Operand([term], self._as_it_was(x, values.shape[2]) if use.counting else values)
+        return Operand([term], self._counted(x, term, use) if use.counting else values)
 
-    def _as_it_was(self, x: Stored, length: int) -> Tensor:
-        """The numbers that the codes stand for, float32 [L, C, length]."""
-        of = [QUANTIZERS["mxfp4"]] * len(x.codes)
-        values = unpacked(x.codes, x.scales, of)
-        return F.pad(values, (0, 0, 0, length - values.shape[1])).mT
+    def _counted(self, x: Stored, term: Term, use: Use) -> Tensor:
+        """The numbers that the codes stand for, float32 [L, C, R]; what the term lost of them is counted."""
+        of, tokens = self.quantizers, x.codes.shape[1]
+        exact = unpacked(x.codes, x.scales, [QUANTIZERS["mxfp4"]] * len(x.codes))
+        exact = pad(exact, 1, self.unit).mT
+        assert term.factor is not None
+        dec = term.factor.flatten(1)
+        blocks = SavedBlocks(of.cut(exact), of.cut(term.values.to(torch.float32)), torch.ones_like(dec), dec)
+        count_lost(of, blocks, use, exact.shape[1] * tokens)
+        return exact
 
 
 class Centred(Scaled):
@@ -243,17 +248,15 @@ class Residual(Slot):
     def __init__(self, scaled: Scaled, residuals: Sequence[SecondQuantizer], device: torch.device) -> None:
         super().__init__(scaled.quantizers)
         self.scaled = scaled
-        self.alphas = torch.tensor([r.alpha for r in residuals], device=device)[:, None]
+        self.alphas = torch.tensor([r.alpha for r in residuals], device=device)
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         operand = self.scaled.quantize(x.to(torch.float32), use)
         error = operand.raw - operand.decoded()
         [second] = self.scaled.quantize(error, replace(use, dim=2, term=1)).terms
         factor = self.alphas
-        if second.factor is not None and second.factor.ndim == 3:
-            factor = second.factor * self.alphas[:, :, None]
-        elif second.factor is not None:
-            factor = second.factor.view(len(error), -1) * self.alphas
+        if second.factor is not None:
+            factor = second.factor * self.alphas.view(-1, *[1] * (second.factor.ndim - 1))
         return operand._replace(terms=[*operand.terms, Term(second.values, factor)])
 
 

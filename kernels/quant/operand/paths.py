@@ -11,13 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import block_elements
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.counters import count, largest_element
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.records import SavedBlocks, Stored, Term, Use
 from fp4dse.kernels.quant.operand.stored import stored
+from fp4dse.kernels.quant.packed import pack
 from fp4dse.kernels.quant.spec import reference
+from fp4dse.kernels.quant.spec.codecs import Encoded
 from fp4dse.kernels.quant.spec.reference import decoded
 from fp4dse.kernels.quant.triton.limits import EDGES, RELAXATIONS, why_not_squares
 
@@ -67,10 +70,14 @@ def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:
 
 def kept(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, Stored]:
     """`quantized` of x [L, R, C], contracted last, and its codes: written by a kernel with the same random bits, where
-    it takes x; else found from what was decoded."""
+    it takes x, or made of the reference's elements and scales; for tiles found from what was decoded."""
     if of.why_not_codes or first_path(of, x, use) != "whole":
-        term = quantized(of, x, use)
-        return term, stored(term, of.each)
+        if not isinstance(of.block, int) or element_format(of.first.element).bits != 4:
+            term = quantized(of, x, use)
+            return term, stored(term, of.each)
+        term, found = encode(of, x.to(torch.float32), use)
+        codes, scales = pack(Encoded(found.q, found.scale), of.each)
+        return term, Stored(codes.view(*x.shape[:2], -1), scales.view(*x.shape[:2], -1), found.dec)
     assert of.backend.operand
     assert of.backend.packed
     call = of.with_maxima(of.call_for(x, int(of.block), use), x)
@@ -85,14 +92,19 @@ def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:
     arguments, more = of.reference_arguments(x, cut, use)
     quantize_blocks = reference.quantize_blocks if of.why_not_by_scales else of.backend.quantize_blocks
     encoded, dec = quantize_blocks(*arguments, **more)
+    saved = SavedBlocks(cut, encoded.q, encoded.scale, dec)
     if use.counting:
-        largest = largest_element(of.first.codec, encoded.meta)
-        lost = count(cut, encoded.q, encoded.scale, dec, *of.tables_for(use), largest)
         elements = x.shape[1] * (use.length or x.shape[2])  # but for padding
-        lost |= {"elements": torch.full_like(lost["flushed"], elements), "blocks": (cut != 0).any(2).sum(1)}
-        for name, number in lost.items():
-            of.counts[name] = of.counts.get(name, 0) + number
-    return of.as_term(decoded(encoded), dec, x.shape), SavedBlocks(cut, encoded.q, encoded.scale, dec)
+        count_lost(of, saved, use, elements, largest_element(of.first.codec, encoded.meta))
+    return of.as_term(decoded(encoded), dec, x.shape), saved
+
+
+def count_lost(of: LaneQuantizers, blocks: SavedBlocks, use: Use, elements: int, largest: Tensor | None = None) -> None:
+    """Add what blocks lost to `of.counts`. elements: of a lane, without padding; largest: as `elem_max` in `count`."""
+    lost = count(*blocks, *of.tables_for(use), largest)
+    lost |= {"elements": torch.full_like(lost["flushed"], elements), "blocks": (blocks.x != 0).any(2).sum(1)}
+    for name, number in lost.items():
+        of.counts[name] = of.counts.get(name, 0) + number
 
 
 def _counted(of: LaneQuantizers, x: Tensor, use: Use) -> Term:

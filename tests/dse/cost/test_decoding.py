@@ -4,11 +4,13 @@ import msgspec
 import pytest
 
 from fp4dse.dse import QUANTIZERS, Recipe
-from fp4dse.dse.cost import load_chip, load_model, report
+from fp4dse.dse.cost import load_chip, load_model, overhead, report, rollout_overhead, step_cost
 from fp4dse.dse.cost.chip import Number
 from fp4dse.dse.cost.decoding import memory_bytes, token_seconds
+from fp4dse.dse.cost.step import TEACHER
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Distill, Training
 
 BF16, MODEL = Recipe.named("bf16"), load_model("llama-8b")
 WEIGHTS = sum(linear.count * linear.inputs * linear.outputs for linear in MODEL.linears)
@@ -61,7 +63,7 @@ def test_many_sequences_are_limited_by_products_where_units_count():
 def test_a_recipe_without_a_rollout_samples_with_its_forward_pass():
     recipe = Recipe.named("nvfp4-sr")
     rows = report.rollout(recipe, MODEL, load_chip("h200"))
-    assert [row["sequences"] for row in rows] == list(report.SEQUENCES)
+    assert [row["sequences"] for row in rows] == list(report.SHOWN)
     assert rows == report.rollout(with_rollout("nvfp4"), MODEL, load_chip("h200"))
     assert all(row["faster"] == 1 for row in report.rollout(BF16, MODEL, load_chip("h200")))
     assert report.rollout(recipe, load_model("vit-b"), load_chip("h200")) == []
@@ -77,3 +79,23 @@ def test_a_residual_is_stored_and_multiplied_twice():
     head = 4096 * 128256
     more = token_seconds(twice, MODEL, BYTES_ALONE, 1, 4096) - once
     assert more == pytest.approx((WEIGHTS - head) * q.bits_per_element / 16 / BANDWIDTH, rel=0.02)
+
+
+def test_rows_hold_the_time_of_the_default_model():
+    """128 answers of 4,096 tokens; without a rollout of its own, of the recipe's forward pass."""
+    chip = load_chip("gb200")
+    for name in "nvfp4", "mxfp4-w4a16":
+        mine, bf16 = (token_seconds(r, MODEL, chip, 128, 4096) for r in (with_rollout(name), BF16))
+        assert rollout_overhead(with_rollout(name)) == mine / bf16 < 1
+    assert rollout_overhead(Recipe.named("nvfp4-sr")) == rollout_overhead(with_rollout("nvfp4"))
+    assert rollout_overhead(BF16) == 1
+
+
+def test_a_teacher_adds_its_forward_pass_in_bf16():
+    """One of three products of every layer, and as much of all else: a third of BF16's step, whatever the recipe."""
+    for name in "bf16", "nvfp4":
+        plain = Recipe.named(name)
+        taught = msgspec.structs.replace(plain, training=Training(distill=Distill(weight=0.5)))
+        assert overhead(taught) == pytest.approx(overhead(plain) + 1 / 3)
+        cost = step_cost(taught, MODEL, load_chip("gb200"))
+        assert cost.total == pytest.approx(step_cost(plain, MODEL, load_chip("gb200")).total + cost.seconds[TEACHER])

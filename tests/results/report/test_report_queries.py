@@ -11,10 +11,13 @@ import shlex
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
 from fp4dse import cli
+from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.training import Training
 from fp4dse.results import write_report
 
 
@@ -109,6 +112,28 @@ def test_every_number_of_what_was_confirmed_is_in_an_answer(store, row):
         assert_all_in(values, numbers_in(asked), name)
     assert "1</data> candidate diverged on a fresh seed" in found["answer"].replace("1.0", "1")
     assert found["confirmed"].count("★") == 1
+
+
+def test_every_share_that_fine_tuning_gives_back_is_in_an_answer(store, row):
+    def recipe(trains):
+        plain = Recipe.named("bf16")
+        of = msgspec.structs.replace(plain.fprop, w=QUANTIZERS["nvfp4"])
+        return msgspec.structs.replace(plain, fprop=of, training=Training(trains=trains))
+
+    losses = {Recipe.named("bf16"): 2.0, recipe("none"): 2.1, recipe("all"): 2.06}
+    lanes = [
+        {**row(of, seed, loss + 0.01 * seed * (1 + i)), "val_loss_bf16": 2.0}
+        for i, (of, loss) in enumerate(losses.items())
+        for seed in (0, 1, 2)
+    ]
+    store.add(lanes, "job")
+    path = store.path.parent / "tuned.html"
+    write_report(store, path)
+    text = dict(re.findall(r'(?s)<section id="([^"]+)">(.*?)</section>', path.read_text()))["recovered"]
+    cells = [float(html.unescape(cell)) for cell in re.findall(r'<td class="n" data-v="([^"]+)"', text)]
+    asked = [answer(shlex.split(command)[1:]) for command in commands_of(text)]
+    assert len(cells) == 6
+    assert_all_in(cells, numbers_in(asked), "recovered")
 
 
 @pytest.mark.parametrize("name", ["answer", "said"])

@@ -88,7 +88,7 @@ def test_the_hypervolume_interval_covers_the_truth(recipes, seeds, common):
         spread = spread_over_seeds(gaps)
         area = hypervolumes(x, spread.mean[None], REFERENCE)[0]
         drawn = [
-            hypervolumes(x, draw + shared[:, None], REFERENCE) for draw, shared in _draws(unmoved(spread), 400, rng)
+            hypervolumes(x, draw + shared[:, None], REFERENCE) for draw, shared in _draws(unmoved(spread), 200, rng)
         ]
         low, high = 2 * area - np.quantile(np.concatenate(drawn), [0.975, 0.025])
         covered += low <= truth <= high

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp4dse.results import front
-from fp4dse.results.stats.pareto import front_of_any, fronts, hypervolumes
+from fp4dse.results.stats.pareto import equal_costs, front_of_any, fronts, hypervolumes
 
 VALUE = st.one_of(st.integers(0, 5).map(float), st.floats(allow_nan=True, allow_infinity=True))
 
@@ -33,9 +33,11 @@ def test_a_point_without_a_number_is_not_on_the_front_and_beats_nobody(bad):
 
 
 @given(st.lists(st.tuples(VALUE, VALUE, VALUE, VALUE), max_size=20))
+@example([(0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 5e-324, 0.0)])  # costs that are made equal
 def test_with_several_costs_only_who_is_dominated_under_each_is_off_the_front(points):
     *costs, y = np.array(points).reshape(len(points), 4).T
-    expected = np.any([by_definition(list(zip(x.tolist(), y.tolist(), strict=True))) for x in costs], axis=0)
+    each = [zip(equal_costs(x).tolist(), y.tolist(), strict=True) for x in costs]
+    expected = np.any([by_definition(list(one)) for one in each], axis=0)
     assert front_of_any(costs, y).tolist() == np.broadcast_to(expected, len(points)).tolist()
 
 

@@ -9,7 +9,6 @@ from fp4dse.tasks.data import grammar
 from fp4dse.tasks.data.grammar import Language, ordered, rank_of
 from fp4dse.tasks.data.turns import HALF
 from fp4dse.tasks.engine.population import with_steps
-from fp4dse.tasks.language import presets
 
 LANGUAGE = Language(512)
 KINDS = ("noun", "verb", "adjective", "adverb", "topic", "preposition", "stop", "that", "and", "pronoun")
@@ -213,8 +212,7 @@ EXPECTED = [
 TOTAL = 40.088158
 
 
-def test_a_preset_on_the_language_measures_what_is_left_to_learn(monkeypatch):
-    monkeypatch.setattr(presets, "EVAL_PASSES", 4)
+def test_a_preset_on_the_language_measures_what_is_left_to_learn():
     task = get_task("language", "smoke", "grammar")
     problem = task.problem([0, 1])
     assert problem.train_x.shape == (1, task.batch * task.steps, 33)
@@ -222,7 +220,7 @@ def test_a_preset_on_the_language_measures_what_is_left_to_learn(monkeypatch):
     assert task.origin == ("language", "smoke", "grammar")
     lanes = [Lane(Recipe.named("bf16"), 1e-2, seed) for seed in (0, 1)]
     for result in train(with_steps(task, 30), lanes).lanes:
-        entropy = Language().entropy(32, 4 * task.batch)
+        entropy = Language().entropy(32, 2 * task.batch)
         assert result.metrics["excess"] == pytest.approx(result.val_loss - entropy, abs=1e-4)
         assert 0.5 < result.metrics["excess"] < 3
 

@@ -12,6 +12,7 @@ import torch
 from fp4dse.dse import ConfigError
 from fp4dse.tasks import get_task
 from fp4dse.tasks.data.text import paragraphs, read_corpus, split_paragraphs, standard_library, windows
+from fp4dse.tasks.language import presets
 
 PARAGRAPHS = [f"This is paragraph {i} of a text, naïve but long enough." for i in range(60)]
 TEXT = "\n\n".join(PARAGRAPHS)
@@ -162,12 +163,13 @@ def test_without_the_package_a_tokenizer_is_refused_and_named(monkeypatch):
     assert "pip install 'fp4dse[text]'" in refused("a.txt")
 
 
-def test_a_preset_on_text_takes_its_vocabulary_and_bytes_per_token():
+def test_a_preset_on_text_takes_its_vocabulary_and_bytes_per_token(monkeypatch):
+    monkeypatch.setattr(presets, "EVAL_PASSES", 16)
     token_file(np.arange(20_000) % 700, vocabulary=700, bytes_per_token=2.0)
     task = get_task("language", "smoke", "t.bin")
     problem = task.problem([0])
     assert problem.init["embed"].shape == (1, 700, 32)
-    assert problem.val_x.shape == (1, 62, 33)
+    assert problem.val_x.shape == (1, 62, 33), "all that is held out"
     assert task.origin == ("language", "smoke", str(Path("t.bin").resolve()))
     assert task.digest == read_corpus("t.bin").digest
 

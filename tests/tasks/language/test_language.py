@@ -10,14 +10,9 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, check_task, find_facts, get_task, train
 from fp4dse.tasks.engine.population import Population
-from fp4dse.tasks.language import PRESETS, presets
+from fp4dse.tasks.language import PRESETS
 
 SMOKE = ("smoke", "moe-smoke", "moe8-smoke")
-
-
-@pytest.fixture(autouse=True)
-def little_is_held_out(monkeypatch):
-    monkeypatch.setattr(presets, "EVAL_PASSES", 2)
 
 
 def lanes_of(task, names, seeds=(0, 1)) -> list[Lane]:

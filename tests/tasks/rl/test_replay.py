@@ -97,6 +97,14 @@ def test_a_lane_that_replays_is_what_it_is_beside_any_others():
     assert together[2].recorded["rerouted"][0] == 0, "before any update the same forward pass chooses the same experts"
 
 
+@pytest.mark.gpu
+def test_a_captured_lane_that_replays_is_what_it_is_beside_any_others():
+    task = replace(TASK, steps=16)
+    together = train(task, [lane(), lane("router"), lane(rollout=None)], "cuda")
+    assert not [reason for reason in together.fallbacks if "graph" in reason]
+    assert train(task, [lane(lr=1e38), lane("router"), lane()], "cuda").lanes[1:] == together.lanes[1::-1]
+
+
 def test_training_with_replay_goes_on_from_a_state():
     lanes = [lane("router"), lane()]
     whole, first = Population(TASK, lanes, "cpu"), Population(TASK, lanes, "cpu")

@@ -47,7 +47,7 @@ def trained():
 def test_rewards_rise_with_bf16_and_with_mxfp4_rollouts(trained):
     assert {result.status for result in trained} == {"done"}
     for result in trained[:2]:
-        assert result.train_loss_final < result.curve_loss[0] - 0.05
+        assert result.train_loss_final < result.curve_loss[0] - 0.05  # .10 to .14, by the processor
     bf16 = trained[0]
     assert bf16.val_loss == bf16.val_loss_bf16, "both evaluations are one"
     assert bf16.metrics["accuracy"] > 0.7

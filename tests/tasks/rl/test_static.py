@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.inject import INJECT_NAMES
 from fp4dse.dse.noise import NOISE_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
@@ -37,14 +38,14 @@ class Static(TorchDispatchMode):
         return out
 
 
-def population(asked):
-    smoke = get_task("rl", "smoke")
-    plan = replace(_PRESETS["smoke"].plan, asked=asked)
+def population(asked, preset="smoke", replay="none"):
+    smoke = get_task("rl", preset)
+    plan = replace(_PRESETS[preset].plan, asked=asked)
     task = replace(smoke, pretrain=None, experience=partial(smoke.experience.func, plan))
     bf16, mxfp4 = Recipe.named("bf16"), ROLLOUT_NAMES["mxfp4-rceil"]
     trainings = [
-        Training(),
-        Training(rollout=mxfp4, tis=2.0, noise=NOISE_NAMES["qerl"]),
+        Training(inject=INJECT_NAMES["scale+grid"]),
+        Training(rollout=mxfp4, tis=2.0, noise=NOISE_NAMES["qerl"], replay=replay),
         Training(rollout=replace(mxfp4, kv_cache=QUANTIZERS["fp8-row"]), noise=NOISE_NAMES["weights"]),
     ]
     return Population(task, [Lane(replace(bf16, training=of), 1e-3, 1) for of in trainings], "cpu")
@@ -63,9 +64,9 @@ def without_native_code(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_native_code")
-@pytest.mark.parametrize("asked", [1, 2])
-def test_a_rollout_has_no_number_and_no_shape_by_content(asked):
-    found = population(asked)
+@pytest.mark.parametrize("of", [(1,), (2,), (2, "moe-smoke", "router")])
+def test_a_rollout_has_no_number_and_no_shape_by_content(of):
+    found = population(*of)
     found.train_step(0)  # what is made once is made
     seen = []
     for step in (2, 4):

@@ -17,6 +17,9 @@ from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.kernels.quant.spec.codecs.block import Encoded
 from fp4dse.kernels.quant.spec.codecs.dialects import DIALECTS
 
+FEW = 16
+"""Magnitudes that are compared one after the other, which is faster than a search."""
+
 
 def element_codes(encoded: Encoded, codec: str, element: Element) -> Tensor:
     """uint8 codes [L, n, B] of encoded blocks. element: the codebook of codecs that have one; of no use to others.
@@ -73,8 +76,13 @@ CODES: dict[str, Callable[[Encoded], Tensor]] = {
 
 def _index(q: Tensor, element: Element, unit: int = 1) -> Tensor:
     """Magnitude indices of elements that are counted in units of 1/unit."""
-    levels = torch.tensor(element_format(element).magnitudes(), device=q.device) * unit
-    return torch.searchsorted(levels, q.abs().contiguous())
+    levels, magnitudes = [level * unit for level in element_format(element).magnitudes()], q.abs()
+    if len(levels) > FEW:
+        return torch.searchsorted(torch.tensor(levels, device=q.device), magnitudes.contiguous())
+    found = torch.zeros_like(q, dtype=torch.uint8)
+    for level in levels[1:]:
+        found += magnitudes >= level
+    return found
 
 
 def _signed(index: Tensor, q: Tensor, bits: int = 4) -> Tensor:
