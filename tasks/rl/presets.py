@@ -127,4 +127,4 @@ _PRESETS = {
     "dapo-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28), asked=2)),
 }
 PRESETS = {name: _task(name, preset) for name, preset in _PRESETS.items()}
-"""`small` is for a GPU. Its learning rate is the best of three, at the edge of these (docs/rl.md)."""
+"""`small` is for a GPU. Its learning rate was the best of three; twice that is better (docs/rl.md)."""
