@@ -7,13 +7,12 @@ change by paths (paths.py): `[[layers]] kind = "attention", "*" = "mxfp8"`.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from fp4dse.dse.channels import Held
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.layers.exceptions import value_of
 from fp4dse.dse.layers.rule import CHANGES, QUANTIZERS, WHERE, LayerRule
@@ -26,7 +25,6 @@ from fp4dse.dse.reading.shorthand import NAMES, read, read_fields
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.record import Part, defaults, field_types, name_in, plain
 from fp4dse.dse.rules import faults
-from fp4dse.dse.stages import SLOTS
 
 
 class RecipeFile(msgspec.Struct, frozen=True):
@@ -149,10 +147,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """TOML text that reads back to the same recipe, with parts by name where they have one."""
-    rules = [of for rule in recipe.layers for name in rule.changes if isinstance(of := getattr(rule, name), Quantizer)]
-    channels = [recipe.fprop.channels, *(rule.fprop_channels for rule in recipe.layers)]
-    formats = [of.format for of in channels if isinstance(of, Held)]
-    own = file_names([*(recipe.slot(slot) for slot in SLOTS), *rules, *formats])
+    own = file_names(_quantizers(recipe))
     parts = {name: getattr(recipe, name) for name in Recipe.__struct_fields__}
     plain_fields = _toml_fields(recipe, own)
     lines = [f"{name} = {plain_fields[name]}" for name in plain_fields if not isinstance(parts[name], Part | tuple)]
@@ -165,6 +160,18 @@ def recipe_to_toml(recipe: Recipe) -> str:
     for name, values in definitions(own).items():
         tables.append("\n".join([f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]))
     return "\n\n".join(tables) + "\n"
+
+
+def _quantizers(value: object) -> Iterator[Quantizer]:
+    """Every quantizer in a recipe or in a part of one, in the order of the fields."""
+    if isinstance(value, Quantizer):
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _quantizers(getattr(value, name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _quantizers(part)
 
 
 OwnNames = dict[Own, str]

@@ -66,7 +66,16 @@ class EagerNumerics:
         """x itself."""
         return x
 
-    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
+    def gemm(
+        self,
+        stage: str,
+        layer: int,
+        a: Tensor,
+        a_dim: int,
+        b: Tensor,
+        b_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
         a, b = (a if a_dim == 2 else a.mT), (b if b_dim == 2 else b.mT)
         a, b = nvfp4(a.contiguous()), nvfp4(b.contiguous())
         if a.is_cuda:
@@ -83,14 +92,25 @@ class EagerNumerics:
         """Nothing is rounded beforehand."""
         return dtype
 
+    def common_dtype(self, operand: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """Nothing is rounded beforehand."""
+        return dtype
+
     def needs_forward_x(self, layer: int) -> bool:
         """The backward pass needs nothing that the forward pass made of x."""
         return False
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
+        self,
+        layer: int,
+        x: Tensor,
+        w: Tensor,
+        save: tuple[bool, bool] = (False, False),
+        copy_x: bool = True,
+        b: Tensor | None = None,
     ) -> Forward:
-        return Forward(self.gemm("fprop", layer, x, 2, w, 2), x, w, None, None)
+        y = self.gemm("fprop", layer, x, 2, w, 2)
+        return Forward(y if b is None else y + b[:, None, :], x, w, None, None)
 
     def backward(self, operand: str, layer: int, g: Tensor, saved: object) -> Tensor:
         return g

@@ -73,6 +73,8 @@ def everything() -> list[Recipe]:
     named.append(
         msgspec.structs.replace(Recipe.named("luq-fnt"), layers=(LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"]),))
     )
+    of_codes = msgspec.structs.replace(Recipe.named("nvfp4").wgrad, source="converted")
+    named.append(msgspec.structs.replace(Recipe.named("nvfp4"), wgrad=of_codes))
     pact = Recipe.named("pact")
     named.append(msgspec.structs.replace(pact, wgrad=msgspec.structs.replace(pact.wgrad, x=pact.fprop.x)))
     factors, mlp = Recipe.named("metis-factors"), LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"])
