@@ -19,10 +19,13 @@ from fp4dse.dse import (
     recipe_to_dict,
     recipe_to_toml,
 )
+from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.estimator import Estimator
+from fp4dse.dse.own_formats import FloatElement
 from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.reading.shorthand import NAMES
 from fp4dse.dse.record import unlabelled
+from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema, Nearest
 from fp4dse.dse.scale import E4M3, E6M2
 from fp4dse.dse.training import Training
@@ -70,6 +73,17 @@ def test_dicts_read_back(recipe):
 def test_toml_reads_back(recipe):
     again = recipe_from_dict(tomllib.loads(recipe_to_toml(recipe)))
     assert unlabelled(again) == unlabelled(recipe)  # formats that are called alike have got a number behind
+
+
+def test_formats_of_ones_own_are_defined_wherever_a_quantizer_has_one():
+    """In the attention core and in the rollout as in a stage."""
+    own = replace(QUANTIZERS["mxfp4"], element=FloatElement(mantissa=1, emin=0, max=6.0, name="mine"))
+    core = replace(Recipe.named("nvfp4"), attention=Attention(Scores(q=own, k=own)))
+    sampled = replace(Recipe.named("bf16"), training=Training(rollout=Rollout(own, own, kv_cache=own)))
+    for recipe in (core, sampled):
+        text = recipe_to_toml(recipe)
+        assert "[elements.mine]" in text
+        assert recipe_from_dict(tomllib.loads(text)) == recipe
 
 
 @given(recipe=VALID)
