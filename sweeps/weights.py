@@ -113,18 +113,17 @@ def fitted(
     threads = find_machine(device).threads
     context = task_context(facts, environment(device, threads))
     check_task(facts, device)
-    import torch
-
     from fp4dse.tasks.catalogue import get_task
     from fp4dse.tasks.fitted.fit import REV, fit_weights
     from fp4dse.tasks.start.weights import digest_of, write_weights
+    from fp4dse.tasks.threads import torch_threads
 
     run_id = lane_id(lane, context)
     path = cache_folder() / "weights" / f"{run_id}-{method}-{samples}-{REV}{ENDING}"
     if path.exists():
         return path
-    torch.set_num_threads(threads)
-    found = fit_weights(get_task(*asked), lane, method, samples, device, report)
+    with torch_threads(threads):
+        found = fit_weights(get_task(*asked), lane, method, samples, device, report)
     said = {name: context[name] for name in (*KEY, "start_digest") if name not in _OF_LANE}
     said |= {"config_id": lane.recipe.config_id, "recipe": lane.recipe.label(), "seed": lane.seed, "lr": lane.lr}
     said |= {"method": method, "samples": samples, "digest": digest_of(found.weights), "recovered": found.recovered}

@@ -39,6 +39,7 @@ from fp4dse.tasks.language.expert_parallel import (
     unpacked_rows,
 )
 from fp4dse.tasks.language.experts import dispatch
+from fp4dse.tasks.threads import torch_threads
 
 KINDS: tuple[Literal["up", "down"], ...] = ("up", "down")
 RECIPE = "hopper-moe-fp4"
@@ -151,12 +152,11 @@ def _of_rank(rank: int, ranks: int, device: str, sizes: Sizes, folder: str) -> N
     device = by_device(device, cpu=device, cuda=f"cuda:{rank}")
     if by_device(device, cpu=False, cuda=True):
         torch.cuda.set_device(rank)
-    else:
-        torch.set_num_threads(1)
     where, backend = f"file://{folder}/store", by_device(device, cpu="gloo", cuda="nccl")
     dist.init_process_group(backend, where, rank=rank, world_size=ranks)
     try:
-        torch.save([tuple(row) for row in _rows(rank, ranks, device, sizes)], Path(folder) / f"{rank}.pt")
+        with torch_threads(1):
+            torch.save([tuple(row) for row in _rows(rank, ranks, device, sizes)], Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
