@@ -137,7 +137,8 @@ def fit_layer(population: Population, layer: QuantLinear, method: str, batches: 
     outputs_, inputs_ = layer.weight.shape[1:]
     with torch.no_grad():
         layer.weight[0] = rotation.back(fitted[:outputs_, :inputs_].to(torch.float32))
-    return tuple((output_error(w, of, h) / whole).item() for of in (plain, fitted))  # type: ignore[return-value]
+    before, after = ((output_error(w, of, h) / whole).item() for of in (plain, fitted))
+    return before, after
 
 
 class _Rotation:
