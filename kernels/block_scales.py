@@ -70,7 +70,7 @@ _applied: Callable[..., Tensor] = _Applied.apply
 
 
 def into_weight(weight: Tensor, m: Tensor) -> Tensor:
-    """m · W, of W [L, N, K] as it is: each block count of a weight is that of one size of blocks, or of a whole row."""
+    """m · W of a weight [L, N, K]. How many blocks a row has tells their size; one block is the whole row."""
     length = weight.shape[2]
     block = next(size for size in BLOCKS if -(-length // size) == m.shape[2])
     return weight * spread(m.clamp(LEAST, MOST), block, length)

@@ -23,6 +23,9 @@ from fp4dse.tasks.remembered import remembered
 if TYPE_CHECKING:
     from fp4dse.tasks.facts import TaskFacts
 
+ENGINE_REV = 8
+"""Revision of what training computes apart from the quantizers; raised when a fix changes results."""
+
 BYTES_PER_PARAMETER = 6 * 4
 """Of a lane: weight, two moments, gradient as layers leave it and as one tensor, and one more while a step is taken."""
 
@@ -120,9 +123,8 @@ def _software() -> Software:
     import torch
 
     from fp4dse.kernels import NUMERICS_REV
-    from fp4dse.tasks.engine.population import REV
 
-    return Software(str(torch.__version__), torch.backends.cpu.get_cpu_capability(), NUMERICS_REV, REV)
+    return Software(str(torch.__version__), torch.backends.cpu.get_cpu_capability(), NUMERICS_REV, ENGINE_REV)
 
 
 def _cards() -> int:

@@ -192,13 +192,15 @@ class Tree:
         return module
 
     def graph(self) -> dict[str, set[str]]:
-        """Module -> the modules that it imports, within functions, too. A package that a module lies in does not count:
-        it is there before its modules."""
+        """Module -> the modules that it imports, within functions, too, and the packages that these lie in, which run
+        before them. A package that the module itself lies in does not count: it is there before."""
         return {
             name: {
-                other
+                home
                 for other, _ in imports
-                if other in self.trees and other != name and not name.startswith(f"{other}.")
+                if other in self.trees
+                for home in {other, *parents(other)} & self.trees.keys()
+                if home != name and not name.startswith(f"{home}.")
             }
             for name, imports in self.imports.items()
         }
@@ -340,6 +342,19 @@ def test_a_circle_that_somebody_ties_is_found(tmp_path):
 )
 def test_a_circle_is_found_however_its_import_is_written(tmp_path, back):
     tree = made(tmp_path, {"dse/a.py": "from fp4dse.dse.b import two\none = 1\n", "dse/b.py": f"{back}\ntwo = 2\n"})
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(tree.graph()).prepare()
+
+
+def test_a_circle_by_way_of_a_package_is_found(tmp_path):
+    tree = made(
+        tmp_path,
+        {
+            "dse/a.py": "def one():\n    from fp4dse.kernels.b import two\n",
+            "kernels/__init__.py": "from fp4dse.dse.a import one\n",
+            "kernels/b.py": "two = 2\n",
+        },
+    )
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter(tree.graph()).prepare()
 

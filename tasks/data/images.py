@@ -113,7 +113,8 @@ def _fifth(whole: Part) -> tuple[Part, Part]:
         raise ConfigError("images", n, "two or more: one to train on and one to hold out")
     order, split = fixed_order(n), n - max(1, n // 5)
     chosen = order[:split].sort().values, order[split:].sort().values
-    return tuple(Part(whole.pixels[at], [whole.labels[i] for i in at.tolist()]) for at in chosen)  # type: ignore
+    most, fifth = (Part(whole.pixels[at], [whole.labels[i] for i in at.tolist()]) for at in chosen)
+    return most, fifth
 
 
 def moments(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -44,7 +44,8 @@ class Turns:
         self._write(self.calculating, position, said[place], math.log(DIGITS) if place in (0, 2) else 0.0)
 
     def _choose(self, drawn: NDArray[np.float64]) -> None:
-        """Turn the texts whose number from 0 to 1 says so."""
+        """Choose the texts that copy and those that calculate, by a number from 0 to 1 each, and write how these
+        begin."""
         copying, arithmetic = self.shares
         self.copying = np.flatnonzero(drawn < copying)
         self.calculating = np.flatnonzero((drawn >= copying) & (drawn < copying + arithmetic))

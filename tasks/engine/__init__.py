@@ -17,7 +17,7 @@ whose loss or gradient becomes NaN or Inf is frozen at that step; its neighbours
 """
 
 from fp4dse.tasks.engine.loss_record import curve_steps
-from fp4dse.tasks.engine.population import REV, Population
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.engine.run import Pruning, Stopped, train
 
-__all__ = ["REV", "Population", "Pruning", "Stopped", "curve_steps", "train"]
+__all__ = ["Population", "Pruning", "Stopped", "curve_steps", "train"]

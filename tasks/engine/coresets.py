@@ -65,7 +65,7 @@ class Coresets:
                 self.steps.setdefault(number * steps // (of.selections if of else 1), []).append(lane)
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Samples to read, int64 [L, B], for those of all that a step has."""
+        """The samples that lanes read in a step, int64 [L, B]. rows: those that they would read of all samples."""
         return self.chosen.gather(1, rows % self.sizes) if self.is_any else rows
 
     def is_due(self, step: int) -> bool:

@@ -37,9 +37,6 @@ from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
 
-REV = 8
-"""Revision of what training computes apart from the quantizers; raised when a fix changes results."""
-
 EAGER_STEPS = 3
 """Steps that run eagerly before one is captured: they compile kernels and create the state that is kept between
 steps."""

@@ -61,6 +61,7 @@ def train(
     should_stop asked before every step; when it says True, the checkpoint is written and Stopped is raised
     """
     started = time.monotonic()
+    dispatch.refusals()  # of what this process computed before, such as a training that failed
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
     run = Run(task, lanes, device, pruning, checkpoint, record)
     ready = last = saved = time.monotonic()

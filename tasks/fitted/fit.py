@@ -120,27 +120,28 @@ def quantized_layers(population: Population) -> dict[str, QuantLinear]:
 def fit_layer(population: Population, layer: QuantLinear, method: str, batches: Sequence[Any]) -> tuple[float, float]:
     """Fit a layer in place; returns the relative error of its outputs, rounded to nearest and fitted."""
     here = population.numerics.recipes[0].at(layer.place).fprop
-    turned = _Turned(here.rotation, layer)
+    rotation = _Rotation(here.rotation, layer)
     if method == "mr-gptq" and here.rotation is None:
         raise ConfigError("fprop.rotation", "none", "a Hadamard rotation with fixed signs or none (for mr-gptq)")
-    with _moments(layer, turned) as found:
+    with _moments(layer, rotation) as found:
         for inputs in batches:
             with torch.no_grad(), evaluating(population, "quantized"):
                 outputs(population.model, inputs)
     if not found:
         raise ConfigError("task", population.task.name, "one without experts (a layer reads tokens that were sent)")
-    w = padded(turned.there(layer.weight.detach()[0]), here.w)
+    w = padded(rotation.forth(layer.weight.detach()[0]), here.w)
     more = w.shape[1] - len(found[0])
     h = F.pad(found[0], (0, more, 0, more))
     plain, fitted = (METHODS[name](w, here.w, h) for name in ("nearest", method))
     whole = output_error(w, torch.zeros_like(w), h)
     outputs_, inputs_ = layer.weight.shape[1:]
     with torch.no_grad():
-        layer.weight[0] = turned.back(fitted[:outputs_, :inputs_].to(torch.float32))
-    return tuple((output_error(w, of, h) / whole).item() for of in (plain, fitted))  # type: ignore[return-value]
+        layer.weight[0] = rotation.back(fitted[:outputs_, :inputs_].to(torch.float32))
+    before, after = ((output_error(w, of, h) / whole).item() for of in (plain, fitted))
+    return before, after
 
 
-class _Turned:
+class _Rotation:
     """A rotation of a layer's contraction axis; none where `rotation` is None."""
 
     def __init__(self, rotation: Hadamard | None, layer: QuantLinear) -> None:
@@ -152,7 +153,7 @@ class _Turned:
                 raise ConfigError("fprop.rotation", rotation_name(rotation), accepted)
             self.signs = signs_of(rotation, layer.weight.device, lambda: torch.empty(0))
 
-    def there(self, x: Tensor) -> Tensor:
+    def forth(self, x: Tensor) -> Tensor:
         """x [·, K] rotated."""
         if self.rotation is None:
             return x
@@ -166,12 +167,12 @@ class _Turned:
 
 
 @contextmanager
-def _moments(layer: QuantLinear, turned: _Turned) -> Iterator[list[Tensor]]:
+def _moments(layer: QuantLinear, rotation: _Rotation) -> Iterator[list[Tensor]]:
     """In the block, what a layer reads adds up to a list of one: Xᵀ X, float64 [K, K]."""
     found: list[Tensor] = []
 
     def add(_module: QuantLinear, args: tuple[Tensor]) -> None:
-        x = turned.there(args[0].detach().to(torch.float32).reshape(-1, args[0].shape[-1])).to(torch.float64)
+        x = rotation.forth(args[0].detach().to(torch.float32).reshape(-1, args[0].shape[-1])).to(torch.float64)
         found[:] = [x.T @ x + (found[0] if found else 0.0)]
 
     handle = layer.register_forward_pre_hook(add)

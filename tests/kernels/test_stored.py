@@ -5,6 +5,7 @@ import torch
 from msgspec.structs import replace
 
 from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.own_formats import FloatElement
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled, backend
 from fp4dse.kernels.quant.operand.kinds import slot_of
@@ -119,5 +120,7 @@ def test_where_no_kernel_writes_codes_there_is_a_reason():
         assert said in str(slot_of(quantizers, 0, torch.device("cpu"), _compiled()).why_not_codes)
     tiles = [QUANTIZERS["mxfp4-2d"].canonical()] * 2
     assert "blocks along" in str(slot_of(tiles, 0, torch.device("cpu"), packing(tiles, "cpu")).why_not_codes)
+    few = [replace(QUANTIZERS["nvfp4"], element=FloatElement(mantissa=1, emin=0, max=4.0)).canonical()] * 2
+    assert "found 7 magnitudes" in str(slot_of(few, 0, torch.device("cpu"), packing(few, "cpu")).why_not_codes)
     fp8 = [QUANTIZERS["fp8-1x128"].canonical()] * 2
     assert slot_of(fp8, 0, torch.device("cpu"), _compiled()).why_not_codes is None

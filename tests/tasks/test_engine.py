@@ -8,7 +8,7 @@ import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.layers.precision import Finish
-from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels import LaneNumerics, dispatch
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Population, curve_steps
 from fp4dse.tasks.engine.batches import Batches
@@ -114,6 +114,13 @@ def test_losses_fall(recipe):
     task = get_task("regression", "smoke")
     for lane in results(task, lanes_of(task, names=(recipe,))):
         assert lane.train_loss_final < 0.7 * lane.curve_loss[0]
+
+
+def test_what_a_training_says_of_faster_paths_is_its_own(monkeypatch):
+    """A process trains one job after the other, and the one before may have failed."""
+    monkeypatch.setitem(dispatch._REFUSED, "silu", "x: found what another job had")
+    task = short("regression", "smoke", steps=1)
+    assert not any("another job" in said for said in train(task, [Lane(Recipe.named("bf16"), task.lr, 0)]).fallbacks)
 
 
 def test_progress_is_reported_for_the_lanes_that_were_asked_for():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
+from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK, tile
 from fp4dse.kernels.ops.philox import STREAMS, random16
 from fp4dse.kernels.quant.backend import Backend
@@ -23,6 +24,7 @@ from fp4dse.kernels.quant.operand.state import Average, Maxima
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.reference import tensor_maxima, widened
 from fp4dse.kernels.quant.triton.features import Features, features_of
+from fp4dse.kernels.quant.triton.limits import MAGNITUDES
 
 NO_KERNEL = "the backend has no such kernel"
 
@@ -70,7 +72,8 @@ class LaneQuantizers:
             return self.why_not_operand or NO_KERNEL
         if self.first.codec != "block" or not isinstance(self.block, int):
             return "quantizer: accepted: those of the general codec, blocks along the contraction"
-        return None
+        counts = {len(element_format(of).magnitudes()) for of in {q.element for q in self.each}} - {MAGNITUDES}
+        return f"element: found {counts.pop()} magnitudes; accepted: {MAGNITUDES}" if counts else None
 
     @property
     def why_not_fused(self) -> str | None:

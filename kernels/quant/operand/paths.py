@@ -69,8 +69,11 @@ def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:
 
 
 def kept(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, Stored]:
-    """`quantized` of x [L, R, C], contracted last, and its codes: written by a kernel with the same random bits, where
-    it takes x, or made of the reference's elements and scales; for tiles found from what was decoded."""
+    """x [L, R, C], contracted last, as `quantized` makes it, and its codes.
+
+    A kernel writes them, with the same random bits, where it takes x. Else they are made of the reference's elements
+    and scales; those of tiles, and of other formats than 4 bits, of the decoded values.
+    """
     if of.why_not_codes or first_path(of, x, use) != "whole":
         if not isinstance(of.block, int) or element_format(of.first.element).bits != 4:
             term = quantized(of, x, use)

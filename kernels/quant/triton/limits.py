@@ -37,6 +37,10 @@ SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")
 """Gradients through a block's scale that it has."""
 
 
+MAGNITUDES = 8
+"""Magnitudes of the elements whose codes of 4 bits they write (codes.py): sums saturate at code 7."""
+
+
 def span(block: int, rotation: int, codec: str) -> int:
     """Neighbours along the contraction axis that are quantized together."""
     return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)

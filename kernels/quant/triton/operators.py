@@ -46,7 +46,8 @@ def _(x: Tensor, columns: bool, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Te
 def packed(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """The operand as stored: codes uint8 [L, R, C/2], scale codes uint8 [L, R, C/B], decode factors float32 [L].
 
-    Arguments as in `operand`; `packed.py` has the layout. For tables of quantizers that `packed.why_not_packed` takes.
+    Arguments as in `operand`; `packed.py` has the layout. For tables of quantizers that `packed.why_not_packed` takes,
+    whose elements have `limits.MAGNITUDES`.
     """
     return _packed(x, columns, *call)
 
