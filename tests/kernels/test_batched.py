@@ -155,8 +155,8 @@ def finish_of(name, lanes, sizes, device):
 @pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
 @pytest.mark.parametrize("name", ["nothing", "rounded", "factors of lanes"])
 def test_on_a_gpu_a_finished_product_has_the_same_bits_in_any_company(columns, name):
-    for rows, wide, k in [*SHAPES[::9], (512, 256, 256), (256, 256, 8192), (2304, 1024, 1024)]:
-        lanes = 64 if rows * wide * k < 2**28 else 5
+    for rows, wide, k in [*SHAPES[::18], (512, 256, 256), (256, 256, 8192), (2304, 1024, 1024)]:
+        lanes = 64 if rows * wide * k < 2**28 else 7
         a, b = (
             laid(operand(lanes, n, k, torch.bfloat16, n), c).cuda() for n, c in zip((rows, wide), columns, strict=True)
         )
@@ -165,7 +165,7 @@ def test_on_a_gpu_a_finished_product_has_the_same_bits_in_any_company(columns, n
         )
         among = batched.multiply(a, b, finish=end)
         assert among.dtype == end.dtype
-        for n in LANES:
+        for n in (1, 2, 7):
             of = torch.randperm(lanes, generator=torch.Generator().manual_seed(n))[:n].cuda()
             few = end._replace(
                 **{key: f[of] for key in ("factor_a", "factor_b") if (f := getattr(end, key)) is not None}
