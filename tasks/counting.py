@@ -27,17 +27,9 @@ class Counting(LaneNumerics):
         self.products: dict[int, float] = {}
         super().__init__(*given, **more)
 
-    def forward(
-        self,
-        layer: int,
-        x: Tensor,
-        w: Tensor,
-        save: tuple[bool, bool] = (False, False),
-        copy_x: bool = True,
-        b: Tensor | None = None,
-    ) -> Forward:
+    def forward(self, layer: int, x: Tensor, w: Tensor, *more: Any, **others: Any) -> Forward:
         self.products[layer] = self.products.get(layer, 0.0) + x.shape[1] * w.shape[1] * w.shape[2]
-        return super().forward(layer, x, w, save, copy_x, b)
+        return super().forward(layer, x, w, *more, **others)
 
 
 class SequentialCounting(SequentialNumerics):

@@ -20,7 +20,6 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.lanes import Forward
-from fp4dse.kernels.quant.operand.records import Stored
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine.population import Population
@@ -47,15 +46,7 @@ class Scoring(LaneNumerics):
         self._as_judged: dict[Recipe, LaneNumerics] = {}
         self._errors: dict[tuple[str, int], Tensor] = {}
 
-    def forward(
-        self,
-        layer: int,
-        x: Tensor,
-        w: Tensor,
-        save: tuple[bool, bool] = (False, False),
-        copy_x: bool = True,
-        b: Tensor | None = None,
-    ) -> Forward:
+    def forward(self, layer: int, x: Tensor, w: Tensor, *more: Any, **others: Any) -> Forward:
         here = self.judged.at(self.places[layer])
         if any(not here.slot(f"fprop.{operand}").is_plain for operand in "xw"):
             if here not in self._as_judged:
@@ -66,23 +57,14 @@ class Scoring(LaneNumerics):
             for product, operand, of in (("dgrad", "x", x), ("wgrad", "w", w)):
                 taken = stage.operand(operand, of, use, rotation).restored(rotation, of.shape[2])
                 self._errors[product, layer] = taken - of.to(torch.float32)
-        return super().forward(layer, x, w, save, copy_x, b)
+        return super().forward(layer, x, w, *more, **others)
 
     def common_dtype(self, _operand: str, _layer: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype itself: errors are those of operands before any rounding."""
         return dtype
 
-    def gemm(
-        self,
-        stage: str,
-        layer: int,
-        a: Tensor,
-        a_dim: int,
-        b: Tensor | Stored,
-        b_dim: int,
-        dtype: torch.dtype = torch.float32,
-    ) -> Tensor:
-        gradient = super().gemm(stage, layer, a, a_dim, b, b_dim, dtype)
+    def gemm(self, stage: str, layer: int, *operands: Any, **more: Any) -> Tensor:
+        gradient = super().gemm(stage, layer, *operands, **more)
         error = self._errors.pop((stage, layer), None)
         if error is not None:
             score = (gradient.double() * error.double()).square().sum(dim=(1, 2))
