@@ -35,6 +35,7 @@ def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]
         "task": task.name,
         "preset": task.preset,
         "dataset_digest": task.digest,
+        "dataset_contents": task.contents,
         "rev_task": task.rev,
         "dtype": task.dtype,
         "metric_name": task.metric_name,

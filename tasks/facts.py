@@ -38,6 +38,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     gap_unit: str | None = None
     has_teacher: bool = False
     replays: bool = False
+    contents: str | None = None
 
 
 def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead, rollout_overhead
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -132,6 +132,9 @@ OUTCOME: dict[str, Column] = {
         "where the learning rate is from: `tuned` (the preset's, for the recipe's class), `preset` (the preset's, "
         "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune; of a fresh "
         "seed, by the screened ones); null in old rows",
+    ),
+    "dataset_contents": Column(
+        TEXT, "packages and versions that the data were made of (`--data python`); null: preset and path say it all"
     ),
     "start_digest": Column(TEXT, "over the weights that all lanes started from (`--from`); null: drawn by the seed"),
     "steps": Column(COUNT, "optimizer steps"),

@@ -108,6 +108,11 @@ class Language:
         return "procedural language"
 
     @property
+    def contents(self) -> None:
+        """Nothing but what digest and options say."""
+        return None
+
+    @property
     def digest(self) -> str:
         """16 hex digits that stand for the language."""
         options = "".join(f" {name} {value}" for name in OPTIONS if (value := getattr(self, name)))

@@ -39,7 +39,8 @@ def installed_python() -> Corpus:
     if not (folder / "held_out.bin").exists():
         _write(found, folder)
     train, held_out = (np.memmap(folder / f"{name}.bin", np.uint8, "r") for name in ("train", "held_out"))
-    return Corpus(f"Python source of {len(found)} packages", train, held_out, BYTES, 1.0, digest)
+    name, contents = f"Python source of {len(found)} packages", "; ".join(sorted(found))
+    return Corpus(name, train, held_out, BYTES, 1.0, digest, contents)
 
 
 def _packages() -> Iterator[tuple[str, list[Path]]]:

@@ -37,7 +37,8 @@ _DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
 
 class Corpus(msgspec.Struct, frozen=True):
-    """train, held_out: tokens, integers [n]. bytes_per_token: UTF-8 bytes of text to a token, held out."""
+    """train, held_out: tokens, integers [n]. bytes_per_token: UTF-8 bytes of text to a token, held out. contents: what
+    it was made of, with versions, where the name does not say it."""
 
     name: str
     train: np.ndarray
@@ -45,6 +46,7 @@ class Corpus(msgspec.Struct, frozen=True):
     vocabulary: int
     bytes_per_token: float
     digest: str
+    contents: str | None = None
 
     def windows(self, length: int, train: int, held_out: int) -> tuple[Tensor, Tensor]:
         """Windows of length + 1 tokens: at most so many to train on, and so many held out."""

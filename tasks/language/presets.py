@@ -128,6 +128,7 @@ def _task(
         better="lower",
         finish=perplexity,
         digest_of=lambda: corpus().digest,
+        contents_of=lambda: corpus().contents,
         steps=found.steps,
         batch=found.batch,
         lr=found.lr,

@@ -6,6 +6,7 @@ import pytest
 from fp4dse.dse import ConfigError
 from fp4dse.tasks import get_task
 from fp4dse.tasks.data import python_source
+from fp4dse.tasks.facts import facts_of
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +74,7 @@ def test_a_preset_reads_it():
     assert task.problem([0]).train_x.shape == (1, 16 * 60, 33)
     assert task.summary.startswith("Python source of 20 packages, vocabulary 256")
     assert task.digest == python_source.installed_python().digest
+    made_of = facts_of(task).contents.split("; ")
+    assert len(made_of) == 20
+    assert all(len(each.split()) == 2 for each in made_of), "a package and its version each"
+    assert get_task("language", "smoke").contents is None
