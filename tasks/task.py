@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True):
     metrics     name -> (outputs, targets) -> float32 [L, …], averaged over the held-out data; the first one is shown
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data, and the weights where they are given: hashed into `digest`
-    contents_of what the data were made of, with versions, where the task's name and path do not say it
+    contents_of packages and versions that the data were made of, where the task's name and path do not say it
     lr          learning rate where nothing tells a better one; a lane may have another
     rates       class of recipes (dse/tuning.py) -> tuned learning rate; empty if the preset was never tuned
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
@@ -154,5 +154,5 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def contents(self) -> str | None:
-        """What the data were made of, with versions; None where the task's name and path say it."""
+        """Packages and versions that the data were made of; None where the task's name and path say it."""
         return self.contents_of() if self.contents_of else None
