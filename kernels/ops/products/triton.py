@@ -1,10 +1,13 @@
-"""Products of narrow matrices on a GPU, in one order for every number of lanes.
+"""Products on a GPU that have one order for every number of lanes, or end with more than their sums.
 
 Where a matrix has few rows, or its rows do not begin at multiples of 16 bytes, cuBLAS chooses between matrix-vector
 kernels, kernels that cut the contraction, and others, by the number of matrices among other things: a lane would not
 have the bits in company that it has alone. Here a program makes one tile of one matrix's result, along the whole
 contraction; or along a part of it where that is long, as in the gradient of a first convolution, whose contraction goes
 over all pixels of a batch. Parts are then added by `sums.lane_sum`. Tiles and parts follow from the shape alone.
+
+A product of BF16 operands that has factors or a bias is made here, too, unless its contraction is long: a library would
+write its sums in FP32, to be read and written again.
 """
 
 from __future__ import annotations
@@ -260,6 +263,7 @@ TALL, TALL_FROM = Tiles(256, 128, _ALONG, 8, 4), 2048
 """Tiles of operands that the copy engine loads, and rows from which on they are taken. Of eight kinds these were the
 fastest or within 5 % of it for all products of two decoders that have factors and 16,384 rows, and not for 512 rows."""
 GROUP = 8
+"""Tiles of TALL below one another that programs take at a time."""
 
 
 def tiles_of(rows: int, columns: int) -> Tiles:
@@ -283,7 +287,8 @@ def _is_described(x: Tensor) -> bool:
 
 @cache
 def _has_copy_engine(device: torch.device) -> bool:
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    """True if a device has one, and shared memory for the stages of TALL, 192 KiB: sm_90 and sm_100, not sm_120."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
