@@ -28,6 +28,9 @@ Out = Annotated[
     Path | None, typer.Option(help="A .safetensors file. Default: runs/weights/TASK-PRESET-RECIPE-SEED.safetensors.")
 ]
 
+FITTED_BY = ["gptq", "mr-gptq", "llm-fp4", "block-ap", "nearest"]
+"""Methods of `fit`, named here so that --help needs no torch; a test compares tasks/fitted/fit.py."""
+
 
 @weights_app.command("make", epilog="Example: fp4dse weights make language:smoke --out start.safetensors")
 def make(
@@ -78,8 +81,8 @@ def fit(
     method: Annotated[
         str,
         typer.Option(
-            help="gptq, mr-gptq, llm-fp4, block-ap, or nearest.",
-            autocompletion=offer(lambda: ["gptq", "mr-gptq", "llm-fp4", "block-ap", "nearest"]),
+            help=f"{', '.join(FITTED_BY)}.",
+            autocompletion=offer(lambda: FITTED_BY),
         ),
     ] = "gptq",
     samples: Annotated[int, typer.Option(help="Samples of calibration, in whole batches.")] = 128,

@@ -5,7 +5,7 @@ With inputs X [T, K] and H = Xᵀ X, rounding W [N, K] to Ŵ changes the outputs
     nearest  each element by itself
     gptq     one column after the other, the error of each made good by those that follow (2210.17323)
     mr-gptq  scales shrunk to the smallest |Ŵ - W|^2.4 of each block, then gptq, on rotated weights (2509.23202)
-    search   scales shrunk to the smallest change of the outputs, block after block, three rounds; elements to nearest
+    llm-fp4  scales shrunk to the smallest change of the outputs, block after block, three rounds; elements to nearest
              (LLM-FP4's search of exponent biases, 2310.16836, for scales of blocks)
 
 Scales are held while columns change: grid.py. All is done in float64.

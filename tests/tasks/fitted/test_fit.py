@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 
+from fp4dse.commands.weights import FITTED_BY
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict
 from fp4dse.dse.training import Training
 from fp4dse.sweeps.weights import about, fitted
@@ -101,3 +102,7 @@ def test_they_are_made_once_and_the_same_again(tmp_path, monkeypatch):
     assert (said["method"], said["samples"], said["seed"]) == ("gptq", 16, 0)
     assert said["error_fitted"].keys() == said["error_nearest"].keys()
     assert read_weights(Path(path)).keys() == read_weights(fitted(*asked[:2], "nearest", 16)).keys()
+
+
+def test_the_command_names_every_method():
+    assert set(FITTED_BY) == set(ACCEPTED)
