@@ -51,7 +51,9 @@ def _task(name: str, preset: _Preset) -> Task:
     base, words = language.NAMED["grammar"](preset.base), Language()
     context = language.context_of(preset.base)
     entropy = cache(partial(words.entropy, context, preset.held_out))
-    data = hashlib.sha256(msgspec.json.encode([REV, preset, words.digest, base.rev])).hexdigest()[:16]
+    # a row has its rate beside the digest: another default leaves stored rows comparable
+    described = [REV, msgspec.structs.replace(preset, lr=0.0), words.digest, base.rev]
+    data = hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]
     return msgspec.structs.replace(
         base,
         name="finetune",
