@@ -223,6 +223,7 @@ def bench_statistics(
     studies: Annotated[int, typer.Option(help="Studies of each size.")] = 120,
     seed: Annotated[int, typer.Option(help="Other studies for another seed.")] = 0,
     store: Annotated[str | None, typer.Option(help="A store whose settings are resampled as often, too.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the studies.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Hold what the statistics say against studies whose truth is known: coverage, calibration, bias, power."""
@@ -239,7 +240,9 @@ def bench_statistics(
             raise ConfigError("--size", name, ", ".join([*SIZES, *own]))
     if studies < 1:
         raise ConfigError("--studies", studies, "a whole number above 0")
+    if jobs < 1:
+        raise ConfigError("--jobs", jobs, "a whole number above 0")
     runs = open_store(store).runs([*dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ])]) if store else None
-    lines = list(bench([name for name in size if name in SIZES], studies, seed, runs))
+    lines = list(bench([name for name in size if name in SIZES], studies, seed, runs, jobs))
     lines += [line for name in size if name in own for line in own[name](studies, seed)]
     print_rows(["studies", "what", "value", "error", "target", "drawn"], lines, as_json)

@@ -7,8 +7,11 @@ public functions and what the report says, so that one method is held against th
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -62,21 +65,34 @@ FRESH_SEEDS = 10
 
 
 def bench(
-    sizes: Sequence[str], studies: int, seed: int = 0, runs: pd.DataFrame | None = None
+    sizes: Sequence[str], studies: int, seed: int = 0, runs: pd.DataFrame | None = None, jobs: int = 1
 ) -> Iterator[dict[str, Any]]:
     """studies, what, value, error (standard, of the simulation), target, drawn (studies that it is from): a line each.
 
     sizes: of SIZES. `studies` of each, the worlds in turn; one in six is null. runs: of a real store, whose settings
-    are resampled as often.
+    are resampled as often. jobs: processes that share the studies of a size; how many changes no line.
     """
     for name in sizes:
         size = SIZES[name]
-        rngs = (np.random.default_rng([seed, size.recipes, i]) for i in range(studies))
-        draws = (drawn(size, WORLDS[i % len(WORLDS)], rng) for i, rng in enumerate(rngs))
-        yield from summed(str(size), scored_in_batches(draws, max(1, LANES // (size.recipes * size.seeds))))
+        batch = max(1, LANES // (size.recipes * size.seeds))
+        parts = [range(first, min(first + batch, studies)) for first in range(0, studies, batch)]
+        if jobs == 1:
+            found = list(map(partial(_scores, name, seed), parts))
+        else:
+            with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+                found = list(pool.map(partial(_scores, name, seed), parts))
+        yield from summed(str(size), list(chain.from_iterable(found)))
     if runs is not None:
         each = (resampled(runs, 3, np.random.default_rng([seed, i])) for i in range(studies))
         yield from summed("resampled × 3", scored_in_batches(chain.from_iterable(each), 20))
+
+
+def _scores(name: str, seed: int, numbers: Sequence[int]) -> list[list[Score]]:
+    """The scores of the studies of a size with these numbers, as one frame."""
+    size = SIZES[name]
+    rngs = [np.random.default_rng([seed, size.recipes, i]) for i in numbers]
+    draws = (drawn(size, WORLDS[i % len(WORLDS)], rng) for i, rng in zip(numbers, rngs, strict=True))
+    return scored_in_batches(draws, len(numbers))
 
 
 def scored_in_batches(studies: Iterable[Study], batch: int) -> list[list[Score]]:
