@@ -238,7 +238,8 @@ class Population:
         moved = self.oscillation.observe(step)
         if self.recorder and step in self.recorder.steps:
             self.make_room()
-            measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch())
+            in_bf16 = self.experience.in_bf16() if self.experience else None
+            measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch(), in_bf16)
             measured |= self._of_experience() if self.experience else {}
             measured |= self.weight_errors.statistics() if self.weight_errors else {}
             self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
