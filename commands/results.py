@@ -75,7 +75,7 @@ def query(
     from fp4dse.results.store.atomic import write_atomic
     from fp4dse.results.store.query import named_views
     from fp4dse.results.text.frames import FORMATS, format_of, records
-    from fp4dse.results.views import BRIEF, LACKING, VIEWS, VIEWS_READ, for_paper
+    from fp4dse.results.views import BRIEF, LACKING, VIEWS, columns_read, for_paper
 
     if not sql.strip():
         raise ConfigError("query", sql, f"DuckDB SQL, or a view: runs, curves, recorded, {', '.join(VIEWS)}")
@@ -83,7 +83,7 @@ def query(
     found = open_given(store, model, chip)
     answer = found.sql(f"FROM {sql}" if sql.isidentifier() else sql)
     for view in named_views(sql):
-        if view in LACKING and (says := LACKING[view](found.runs(VIEWS_READ), str(found.path))):
+        if view in LACKING and (says := LACKING[view](found.runs(columns_read([view])), str(found.path))):
             print(f"fp4dse: {view}: {says}", file=sys.stderr)
     if written == "latex" and sql in VIEWS:
         whole, answer = len(answer.columns), for_paper(sql, answer)
