@@ -121,6 +121,7 @@ _PRESETS = {
     ),
     "small": _SMALL,
     "clip-higher-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28))),
+    "small-500": replace(_SMALL, rollouts=125),  # 500 updates: does the divergence of rollouts stay flat?
     "medium": replace(_SMALL, shape=_shape(384, 1024, 6, 6, _LONG)),
     "moe-smoke": replace(_SMOKE, shape=_shape(32, 32, 1, 4, _SHORT, experts=4)),
     "moe-small": replace(_SMALL, shape=_shape(192, 256, 4, 6, _LONG, experts=8)),
