@@ -81,7 +81,7 @@ def margin_text(margin: float) -> str:
 
 
 def read_margin(text: str) -> tuple[float, str]:
-    """A margin as gaps are, and the unit that it was given in, `points`, `%` or none: of `0.7 points`, `0.5 %`, `0.005`.
+    """A margin as gaps are, and its unit, `points`, `%` or none; of `0.7 points`, `0.5 %`, `0.005`.
 
     ConfigError, of `--margin`, unless it is a finite number above 0."""
     found = re.fullmatch(r"\s*(\S+?)\s*(points|%)?\s*", text)

@@ -230,7 +230,7 @@ class Population:
             self.make_room()
         self.resets.apply(step)
         if self.experience and step % self.experience.every == 0:
-            self._run(("collect", phase), self.experience.collect)
+            self._collect(phase)
         if self.coresets.is_due(step):
             self.make_room()
             as_held_out = partial(self.numerics.temporarily, training=False, evaluation="quantized")
@@ -244,6 +244,14 @@ class Population:
             measured |= self.weight_errors.statistics() if self.weight_errors else {}
             self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
         self._run(phase, self._step)
+
+    def roll_out(self, step: int) -> None:
+        """The rollout of a step that begins with one, and nothing else of it."""
+        self._collect(self._enter(step))
+
+    def _collect(self, phase: Hashable) -> None:
+        assert self.experience
+        self._run(("collect", phase), self.experience.collect)
 
     def _undone(self, steps: range, look: Look) -> None:
         """Train these steps without ramping and take them back. look: called before each step, and after the last one
