@@ -11,6 +11,7 @@ from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.recorder import measure
+from fp4dse.tasks.inspection.diagnosis import gradients
 from fp4dse.tasks.rl.grpo import is_clipped, log_probability
 from fp4dse.tasks.rl.presets import _PRESETS
 
@@ -71,6 +72,18 @@ def test_it_is_relative_to_the_gradient_that_the_same_tokens_have_in_bf16(steps)
             name = f"gradient_error/{part}" if part else "gradient_error"
             assert found[name][lane] == pytest.approx(float(error.norm() / true.norm()), rel=1e-3)
             assert 0.05 < found[name][lane] < 1.5
+
+
+def test_a_diagnosis_sees_the_error_that_is_recorded():
+    population = Population(SMOKE, lanes(quantized(), quantized()), "cpu")
+    for step in range(3):
+        population.train_step(step)
+    used, plain = (gradients(population, 3, way) for way in ("recipe", "bf16"))
+    in_bf16 = population.experience.in_bf16()
+    found = measure(
+        SMOKE, population.model, population.numerics, population.optimizer, *population.batch_of(3), in_bf16
+    )
+    assert torch.allclose((used - plain).norm(dim=1) / plain.norm(dim=1), found["gradient_error"])
 
 
 def test_a_bf16_trainer_has_none_whatever_its_rollouts_are():
