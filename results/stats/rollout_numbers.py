@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from fp4dse.results.stats.intervals import mean_interval
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.stages import screened
 
 RECORDED_READ = ("recorded", "recipe")
 """The columns of runs that are read beside those of other views."""
@@ -43,7 +44,7 @@ COLUMNS += ["pairs", "difference", "difference_low", "difference_high", "p"]
 def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     """Each number of a training that learns from its samples, a line per SETTING, recipe and number.
 
-    At each recipe's best learning rate. Columns: SETTING, config_id, label, lr, number (accuracy, reward, entropy,
+    At one learning rate, the best of most recipes; a recipe without it is at its own best. Columns: SETTING, config_id, label, lr, number (accuracy, reward, entropy,
     entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope, ratios_clipped, rerouted, gradient_error,
     gradient_error/BLOCK: see the module), seeds, value (mean over seeds), low, high (95 %; NaN with one seed), pairs
     (seeds that BF16 has, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %), p (of it
@@ -66,7 +67,7 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFrame]]:
-    """Per SETTING, its values by name and its rows at best rates of which rollouts were recorded, numbered anew; their
+    """Per SETTING, its values by name and its rows at one rate of which rollouts were recorded, numbered anew; their
     column `recorded` is name -> float64 [steps]."""
     if not set(RECORDED_READ) <= set(runs):
         return []
@@ -76,9 +77,21 @@ def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFr
     there = there[np.array(["reward" in of for of in series], bool)]
     if there.empty:
         return []
-    rows = rows_at_best_lr(there)
-    groups = rows.groupby(list(SETTING), sort=False)
-    return [(dict(zip(SETTING, keys, strict=True)), part.reset_index(drop=True)) for keys, part in groups]
+    out = []
+    for keys, part in screened(there).groupby(list(SETTING), sort=False, observed=True):
+        rows = rows_at_best_lr(part[_at_one_rate(part)])
+        out.append((dict(zip(SETTING, keys, strict=True)), rows.reset_index(drop=True)))
+    return out
+
+
+def _at_one_rate(part: pd.DataFrame) -> pd.Series:
+    """True for the rows of a setting at the rate that is the best of most recipes, the lower of two; of recipes that
+    were not trained at it, for those at their best. Entropies, divergences and gradients follow from the rate first."""
+    best = rows_at_best_lr(part).drop_duplicates("config_id").set_index("config_id")["lr"]
+    counts = best.value_counts()
+    common = counts.index[counts.eq(counts.max())].min()
+    has_it = part["lr"].eq(common).groupby(part["config_id"]).transform("any")
+    return part["lr"].eq(part["config_id"].map(best).mask(has_it, common))
 
 
 def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:

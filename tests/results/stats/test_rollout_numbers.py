@@ -73,6 +73,31 @@ def test_values_and_differences_to_bf16_are_paired_by_seed(stored):
     assert (solved["pairs"], solved["seeds"]) == (4, 4)
 
 
+def test_recipes_are_compared_at_one_rate_though_their_best_ones_differ(tmp_path, row):
+    """1e-3 is the best of two recipes of three, and the third has another; one was never trained at it."""
+    alone = fixed(noise="qerl")
+    losses = {BF16: {1e-3: 0.1, 2e-3: 0.2}, fixed(): {1e-3: 0.1, 2e-3: 0.2}, fixed("macro"): {1e-3: 0.2, 2e-3: 0.1}}
+    losses[alone] = {4e-3: 0.1}
+    store = open_store(tmp_path / "store", create=True)
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    rows = [
+        row(recipe, seed, loss, lr=lr, recorded={"step": STEPS.tolist(), **series(mismatch_kl=lr)}, **of_rl)
+        for recipe, of in losses.items()
+        for lr, loss in of.items()
+        for seed in SEEDS
+    ]
+    store.add(rows, "job")
+    runs = store.runs(columns_read(MORE_READ))
+    lines = rollout_numbers(runs).query("number == 'mismatch_kl'").set_index("config_id")
+    assert {key: lines.loc[key.config_id, "value"] for key in losses} == pytest.approx(
+        {BF16: 1e-3, fixed(): 1e-3, fixed("macro"): 1e-3, alone: 4e-3}
+    )
+    assert (lines["lr"] - lines["value"]).abs().max() < 1e-9
+    blocks = rollout_effects(runs).set_index(["treatment", "number"]).loc["macro blocks"]["difference"]
+    assert blocks["mismatch_kl"] == 0
+    assert blocks["accuracy"] == pytest.approx(-0.1)
+
+
 def test_the_slope_is_that_of_least_squares_over_what_was_recorded(stored):
     rng = np.random.default_rng(0)
     kl = rng.random((len(SEEDS), len(STEPS)))
