@@ -35,12 +35,12 @@ replace = msgspec.structs.replace
 def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     """The effect of what a recipe can do without on each number of `rollout_numbers`, from pairs of recipes.
 
-    At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`, `noise …`, `tis …`,
-    `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer (`bf16`, `qat`: its forward
-    pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ in it alone), seeds, without
-    (the mean of the recipes without it), difference (mean over seeds of the mean over pairs), low, high (95 %, over
-    seeds; NaN with one), p, q (p adjusted for all lines of the setting,
-    without those that are 0 in every seed)."""
+    At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`,
+    `noise …`, `tis …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer (`bf16`,
+    `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ in it
+    alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs),
+    low, high (95 %, over seeds; NaN with one), p, q (p adjusted for all lines of the setting, without those that are 0
+    in every seed)."""
     parts = []
     for keys, rows in recorded_rows(runs):
         pairs = treatment_pairs(rows)

@@ -44,11 +44,11 @@ COLUMNS += ["pairs", "difference", "difference_low", "difference_high", "p"]
 def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     """Each number of a training that learns from its samples, a line per SETTING, recipe and number.
 
-    At one learning rate, the best of most recipes; a recipe without it is at its own best. Columns: SETTING, config_id, label, lr, number (accuracy, reward, entropy,
-    entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope, ratios_clipped, rerouted, gradient_error,
-    gradient_error/BLOCK: see the module), seeds, value (mean over seeds), low, high (95 %; NaN with one seed), pairs
-    (seeds that BF16 has, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %), p (of it
-    against zero). No line where nothing was recorded of rollouts."""
+    At one learning rate, the best of most recipes; a recipe without it is at its own best. Columns: SETTING, config_id,
+    label, lr, number (accuracy, reward, entropy, entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope,
+    ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see the module), seeds, value (mean over seeds),
+    low, high (95 %; NaN with one seed), pairs (seeds that BF16 has, too), difference (to BF16, seed by seed),
+    difference_low, difference_high (95 %), p (of it against zero). No line where nothing was recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
         for number, values in lane_numbers(rows).items():
