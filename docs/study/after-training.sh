@@ -17,8 +17,8 @@ jobs)
     inject) what=(rl-inject --task rl:small --seeds 8 --record) rates=6e-5 lanes=24 ;;
     kl) what=(rl-kl --task rl:small-500 --seeds 3 --record) rates=6e-5 lanes=12 ;;
     replay) what=(rl-replay --task rl:moe-small --seeds 3 --record) rates=3e-5,6e-5 lanes=12 ;;
-    same-medium) what=(docs/study/rl-same.toml --task rl:medium --seeds 32) rates=3e-5 lanes=8 ;;
-    same) what=(docs/study/rl-same.toml --task rl:small --seeds 32) rates=6e-5 lanes=32 ;;
+    same-medium) what=(docs/study/rl-same.toml --task rl:medium --seeds 32 --record) rates=3e-5 lanes=8 ;;
+    same) what=(docs/study/rl-same.toml --task rl:small --seeds 32 --record) rates=6e-5 lanes=32 ;;
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4,1.6e-3 lanes=20 ;;
     coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     *) echo "WHICH: found '$which'; accepted: fixes, same, same-medium, inject, kl, replay, finetune, coreset" >&2 && exit 2 ;;

@@ -106,3 +106,15 @@ def test_recording_it_changes_no_bit_and_a_lane_has_its_own_in_any_company():
         assert all(0 < value < 3 for lane in together for value in lane.recorded["gradient_error/blocks.0"])
     for lane in together:
         assert lane.recorded["gradient_error"] == lane.recorded["gradient_error/blocks.0"], "nothing else is trained"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("preset", ["smoke", "moe-smoke"])
+def test_it_is_measured_beside_captured_steps_and_changes_none(preset):
+    task = replace(get_task("rl", preset), steps=16)
+    of = lanes(quantized(), quantized(noise=NOISE_NAMES["weights"]))
+    together = train(task, of, "cuda", record=True)
+    assert not [reason for reason in together.fallbacks if "graph" in reason]
+    assert [replace(lane, recorded={}) for lane in together.lanes] == train(task, of, "cuda").lanes
+    for lane in together.lanes:
+        assert all(0 < value < 3 for value in lane.recorded["gradient_error/blocks.0"])
