@@ -75,7 +75,7 @@ def query(
     from fp4dse.results.store.atomic import write_atomic
     from fp4dse.results.store.query import named_views
     from fp4dse.results.text.frames import FORMATS, format_of, records
-    from fp4dse.results.views import BRIEF, LACKING, VIEWS, VIEWS_READ, for_paper
+    from fp4dse.results.views import BRIEF, LACKING, VIEWS, columns_read, for_paper
 
     if not sql.strip():
         raise ConfigError("query", sql, f"DuckDB SQL, or a view: runs, curves, recorded, {', '.join(VIEWS)}")
@@ -83,7 +83,7 @@ def query(
     found = open_given(store, model, chip)
     answer = found.sql(f"FROM {sql}" if sql.isidentifier() else sql)
     for view in named_views(sql):
-        if view in LACKING and (says := LACKING[view](found.runs(VIEWS_READ), str(found.path))):
+        if view in LACKING and (says := LACKING[view](found.runs(columns_read([view])), str(found.path))):
             print(f"fp4dse: {view}: {says}", file=sys.stderr)
     if written == "latex" and sql in VIEWS:
         whole, answer = len(answer.columns), for_paper(sql, answer)
@@ -112,8 +112,11 @@ def compare(
     recipe_b: Annotated[str | None, typer.Argument(help="Another one. Default: all that differ in one factor.")] = None,
     store: StorePath = None,
     margin: Annotated[
-        float | None,
-        typer.Option(help="Losses this close count as the same; 0.005 is ±0.5 %. Default: as much as 2 % more tokens."),
+        str | None,
+        typer.Option(
+            help="Results this close count as the same: 0.005 or '0.5 %' of the loss, '0.7 points' of accuracy. "
+            "Default: as much as 2 % more tokens; 0.7 points."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -124,17 +127,17 @@ def compare(
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
     from fp4dse.results.stats.levels import units
-    from fp4dse.results.stats.margins import Margin
+    from fp4dse.results.stats.margins import Margin, check_unit, read_margin
     from fp4dse.results.text.frames import plain, records
     from fp4dse.results.text.ratios import change_with_range, written_in
     from fp4dse.sweeps.arguments import find_stored
 
-    if margin is not None and not 0 < margin < math.inf:
-        raise ConfigError("--margin", margin, "a log ratio above 0, such as 0.005 for half a percent")
+    within, unit = read_margin(margin) if margin is not None else (None, "")
     runs = open_given(store).runs(margins=True)
     a = find_stored(recipe_a, runs)
+    check_unit(unit, runs[runs["config_id"].eq(a)])
     if recipe_b is None:
-        lines = neighbours(runs, a, margin)
+        lines = neighbours(runs, a, within)
         if as_json:
             print_json(records(lines))
         else:
@@ -148,7 +151,7 @@ def compare(
                 rows.append({**facts, "change": change, "loss": size, "more seeds": more})
             print_rows(["task", "change", "loss", "pairs", "verdict", "more seeds"], rows)
         return
-    lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
+    lines = compare_runs(runs, a, find_stored(recipe_b, runs), within)
     if as_json:
         print_json(records(lines))
     else:

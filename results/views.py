@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pandas as pd
@@ -24,6 +24,8 @@ from fp4dse.results.stats.margins import margins
 from fp4dse.results.stats.paired import SETTING, learning_rates
 from fp4dse.results.stats.pooled import pooled_effects
 from fp4dse.results.stats.recovered import RECOVERED_READ, recovered
+from fp4dse.results.stats.rollout_effects import rollout_effects
+from fp4dse.results.stats.rollout_numbers import RECORDED_READ, nothing_recorded, rollout_numbers
 from fp4dse.results.stats.scaling import scaling
 from fp4dse.results.stats.sizes import SIZES_READ
 from fp4dse.results.stats.summary import noise_floor, summarize
@@ -55,6 +57,8 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "stability": stability,
     "noise_floor": noise_floor,
     "recovered": recovered,
+    "rollout_numbers": rollout_numbers,
+    "rollout_effects": rollout_effects,
     "divergence": divergence,
     "loss_law": loss_law,
     "scaling": scaling,
@@ -70,6 +74,8 @@ LACKING: dict[str, Callable[[pd.DataFrame, str], str]] = {
     "extrapolation": sizes_lacking,
     "agreement": partial(recipes_lacking, least=2),
     "published": recipes_lacking,
+    "rollout_numbers": nothing_recorded,
+    "rollout_effects": nothing_recorded,
 }
 """View -> a function of the runs and the store's path: empty, or why they cannot support it and what would."""
 
@@ -106,6 +112,8 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
     "recovered": ("task label of_base", "of_base_low of_base_high", "of_bf16", "loss lost", "pairs", "ptq_label", "lr"),
+    "rollout_numbers": ("task label number value", "low high", "difference", "difference_low difference_high", "seeds"),
+    "rollout_effects": ("treatment trainer number difference", "low high", "without", "q", "pairs seeds", "task"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
     "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
@@ -131,6 +139,15 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
 
 VIEWS_READ = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *SIZES_READ, *RECOVERED_READ, "lane_s"]))
 """The columns of runs that views are made from."""
+
+MORE_READ: dict[str, tuple[str, ...]] = {"rollout_numbers": RECORDED_READ, "rollout_effects": RECORDED_READ}
+"""View -> columns of runs that it is made from beside those, read for it alone: they are most of a store's bytes."""
+
+
+def columns_read(names: Iterable[str]) -> list[str]:
+    """The columns of runs that these views are made from."""
+    return [*VIEWS_READ, *dict.fromkeys(column for name in names for column in MORE_READ.get(name, ()))]
+
 
 _TEXTS = {
     *SETTING,

@@ -129,7 +129,7 @@ def plan(
             fewest = min(max(math.ceil(left / workers), fewest), most)
         pieces.append(Piece(baseline, [lane for *_, lane in members], of[name, preset].steps, fewest, most))
     keys = list(populations)
-    jobs: list[tuple[bool, int, int, Job]] = []
+    jobs: list[tuple[int, int, int, Job]] = []
     for number, part in cut(pieces, workers):
         name, preset, baseline, kind_number, _ = keys[number]
         task = of[name, preset]
@@ -146,8 +146,8 @@ def plan(
             digest=task.digest if task.origin else "",
             only_on=kinds[kind_number] if baseline else {},
         )
-        jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
-    jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
+        jobs.append((job.turn, -len(part) * task.steps, len(jobs), job))
+    jobs.sort(key=lambda entry: entry[:3])  # of a turn, long jobs first
     return Plan(
         asked=asked,
         stored=asked - left,
@@ -256,4 +256,6 @@ def _check_tasks(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
 
 
 def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> list[Lane]:
+    """One a rate and seed; where nothing is trained, all rates are one."""
+    lrs = lrs[:1] if recipe.training.trains == "none" else lrs
     return [Lane(recipe=recipe, lr=lr, seed=seed) for lr in lrs for seed in seeds]

@@ -53,6 +53,10 @@ class Experience(Protocol):
     def batch(self) -> tuple[Any, Any]:
         """Inputs and targets of the present step."""
 
+    def in_bf16(self) -> tuple[Any, Any]:
+        """The batch of the present step for a pass of BF16 products, each sample with the weight that it has in the
+        trainer's own pass: the two gradients differ by what products make of them alone."""
+
     def statistics(self) -> dict[str, Tensor]:
         """Name -> float64 [L], of the present samples and step, for the record."""
 

@@ -53,6 +53,14 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
     only_on: dict[str, str] = {}
 
+    @property
+    def turn(self) -> int:
+        """Rank in the order of start: 0 for baselines, without which no gap can be shown; 1 where nothing is trained,
+        which is cheap and what others are measured against; 2 for the rest."""
+        if self.lanes[0].recipe.is_baseline:
+            return 0
+        return 2 if any(lane.recipe.training.trains != "none" for lane in self.lanes) else 1
+
 
 class LaneResult(msgspec.Struct):
     """Result of a lane. Losses are means in the task's own unit (nats, squared error).

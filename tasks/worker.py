@@ -103,9 +103,9 @@ def jobs_given() -> Iterator[tuple[str, str, str]]:
 
 
 def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
-    """The files of each job in a folder that has no result: those with a checkpoint first, then baselines, without
-    which no gap can be shown, then the longest. SystemExit if a stop was asked for. ConfigError on a folder that is not
-    there, or a share that is none."""
+    """The files of each job in a folder that has no result: those with a checkpoint first, then by their turn
+    (`Job.turn`), the longest first. SystemExit if a stop was asked for. ConfigError on a folder that is not there, or a
+    share that is none."""
     if not folder.is_dir():
         raise ConfigError("--folder", str(folder), "a folder with jobs")
     first, _, of = (int(part) if part.isdigit() else part for part in share.partition("/"))
@@ -120,10 +120,10 @@ def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
         yield str(job / "job.json"), str(job / "out.json"), str(job / "stderr.txt")
 
 
-def _turn(file: Path) -> tuple[bool, int, str]:
-    """A key by which jobs are sorted: a baseline's first, then those of many lanes; the same on all machines."""
-    lanes = msgspec.json.decode(file.read_bytes(), type=Job).lanes
-    return not lanes[0].recipe.is_baseline, -len(lanes), file.parent.name
+def _turn(file: Path) -> tuple[int, int, str]:
+    """A key by which jobs are sorted: by their turn, then those of many lanes first; the same on all machines."""
+    job = msgspec.json.decode(file.read_bytes(), type=Job)
+    return job.turn, -len(job.lanes), file.parent.name
 
 
 def next_line() -> str:

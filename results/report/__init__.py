@@ -27,6 +27,7 @@ from fp4dse.results.report import (
     provenance,
     recorded_losses,
     rollout_curves,
+    rollout_treatments,
     techniques,
 )
 from fp4dse.results.report.findings import COLUMNS, Findings, Statistics, findings
@@ -51,6 +52,7 @@ PANELS = (
     equal_storage.PANEL,
     heatmaps.DIVERGENCE,
     curves.PANEL,
+    rollout_treatments.PANEL,
     rollout_curves.PANEL,
     operand_errors.PANEL,
     recorded_losses.PANEL,

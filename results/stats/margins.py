@@ -18,6 +18,7 @@ rather too small (docs/log.md has it beside runs that were longer). Where neithe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.levels import are_shares, log_or_nan
+from fp4dse.dse import ConfigError
+from fp4dse.results.stats.levels import POINTS, are_shares, log_or_nan
 from fp4dse.results.stats.loss_law import fit_law, why_no_law
 from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, numbered, rows_at_best_lr
 from fp4dse.results.stats.sizes import GROUP, sizes
@@ -33,6 +35,8 @@ from fp4dse.results.text.ratios import noun, size
 
 POINTS_MARGIN = 0.007
 """Of losses that are shares: 0.7 points of accuracy, which 2605.20402 has between BF16 and its best FP4."""
+LARGEST_SHARE = 0.1
+"""A margin for shares beyond this is one in points, by mistake: 10 points are no equivalence."""
 MARGIN = 0.005
 """Where nothing is known of BF16's training, as a log ratio: losses within half a percent."""
 MORE = 0.02
@@ -76,9 +80,42 @@ def margin_text(margin: float) -> str:
     return f"±{size(margin)}"
 
 
+def read_margin(text: str) -> tuple[float, str]:
+    """A margin as gaps are, and its unit, `points`, `%` or none; of `0.7 points`, `0.5 %`, `0.005`.
+
+    ConfigError, of `--margin`, unless it is a finite number above 0."""
+    found = re.fullmatch(r"\s*(\S+?)\s*(points|%)?\s*", text)
+    try:
+        value = float(found[1]) if found else math.nan
+    except ValueError:
+        value = math.nan
+    if found is None or not 0 < value < math.inf:
+        shown = text if math.isnan(value) else value
+        accepted = "a log ratio above 0, such as 0.005 for half a percent; with a unit: '0.5 %', '0.7 points'"
+        raise ConfigError("--margin", shown, accepted)
+    return (value / 100, found[2]) if found[2] else (value, "")
+
+
+def check_unit(unit: str, rows: pd.DataFrame) -> None:
+    """ConfigError, of `--margin`, if these rows are not compared in the unit of `read_margin`."""
+    shares = are_shares(rows)
+    if unit == POINTS and not shares.all():
+        raise ConfigError("--margin", unit, f"% with {_tasks(rows[~shares])}, whose losses are compared as ratios")
+    if unit == "%" and shares.any():
+        raise ConfigError("--margin", unit, f"points with {_tasks(rows[shares])}, whose gaps are in points of accuracy")
+
+
+def _tasks(rows: pd.DataFrame) -> str:
+    return ", ".join(sorted(set(rows["task"].astype(str) + ":" + rows["preset"].astype(str))))
+
+
 def margin_of(rows: pd.DataFrame, given: float | None = None) -> Margin:
-    """The margin of one setting. rows: of it, from a store with MARGINS; given: instead of theirs."""
+    """The margin of one setting. rows: of it, from a store with MARGINS; given: instead of theirs.
+
+    ConfigError if 10 points of accuracy or more are given as a share."""
     if given is not None:
+        if given > LARGEST_SHARE and are_shares(rows).any():
+            raise ConfigError("margin", given, f"a share of problems up to {LARGEST_SHARE}: 0.007 is 0.7 points")
         return Margin(given, "given")
     if MARGINS[0] not in rows or rows.empty:
         if are_shares(rows).any():

@@ -318,10 +318,11 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: SETTING, config_id, label, is_baseline, lr (chosen), source (its lr_source: `tuned`, `preset`, `given`,
     `searched`; None in rows of before there was that), rates (tried), grid (text), tuned (the rate was chosen on other
-    seeds: source), same_grid (tuned, or as the most common grid of the setting), at_edge (the chosen rate is the lowest
-    or highest of several: a better one may lie outside), optimism. optimism is how much lower the recipe's mean log
-    loss is at the chosen rate than at rates chosen without the seed that they are judged on; it is the bias of choosing
-    on the reported losses, 0 with one rate, NaN with one seed or where a rate lacks a seed.
+    seeds: source), same_grid (tuned, or as the most common grid of the setting, or nothing is trained, so that all
+    rates are one), at_edge (the chosen rate is the lowest or highest of several: a better one may lie outside),
+    optimism. optimism is how much lower the recipe's mean log loss is at the chosen rate than at rates chosen without
+    the seed that they are judged on; it is the bias of choosing on the reported losses, 0 with one rate, NaN with one
+    seed or where a rate lacks a seed.
     """
     columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "source", "rates", "grid"]
     columns += ["tuned", "same_grid", "at_edge", "optimism"]
@@ -330,17 +331,19 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     runs = screened(runs)
     source = runs["lr_source"] if "lr_source" in runs else pd.Series(index=runs.index, dtype=object)
     facts = {"label": runs["recipe_label"], "is_baseline": runs["is_baseline"].astype(bool), "source": source}
+    facts["untrained"] = runs["trains"].eq("none").fillna(False) if "trains" in runs else False
     work = outcomes(runs).assign(**facts, tuned=source.isin(TUNED), shares=are_shares(runs))
     recipe = ["setting", "config_id"]
     tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()
     grids = tried.groupby(recipe)["lr"].agg(rates="count", least="min", most="max")
     grids["grid"] = tried["lr"].map("{:g}".format).groupby([tried[name] for name in recipe]).agg(", ".join)
-    usual = grids.groupby("setting")["grid"].agg(lambda found: found.value_counts().index[0])
     chosen = at_best_lr(work)
     best = work[chosen].drop_duplicates(recipe).set_index(recipe)
-    out = grids.join(best[["lr", "label", "is_baseline", "source", "tuned"]]).join(_optimism(work, chosen))
+    trained = grids[~best["untrained"].reindex(grids.index, fill_value=False).to_numpy(bool)]
+    usual = trained.groupby("setting")["grid"].agg(lambda found: found.value_counts().index[0])
+    out = grids.join(best[["lr", "label", "is_baseline", "source", "tuned", "untrained"]]).join(_optimism(work, chosen))
     same = out["grid"].to_numpy() == usual.reindex(out.index.get_level_values("setting")).to_numpy()
-    out["same_grid"] = same | out["tuned"].to_numpy(bool)
+    out["same_grid"] = same | (out["tuned"] | out["untrained"]).to_numpy(bool)
     out["at_edge"] = out["rates"].gt(1) & (out["lr"].eq(out["least"]) | out["lr"].eq(out["most"]))
     settings = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
     out = out.reset_index().merge(settings, on="setting").sort_values(["setting", "label"])

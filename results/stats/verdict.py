@@ -28,7 +28,7 @@ from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
 from fp4dse.results.text.ratios import best, counted
 
-VERDICTS_READ = [*SUMMARIZED, *MARGINS]
+VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 """The columns that verdicts are from."""
 
 Against = Literal["worse", "better", "same", "open", "unknown"]

@@ -230,9 +230,10 @@ def _views(
 ) -> dict[str, pa.Table]:
     """These views of the statistics. older: recipes of rows that do not name their baseline."""
     from fp4dse.results.stats.margins import MARGINS_READ, with_margins
-    from fp4dse.results.views import VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+    from fp4dse.results.views import columns_read, to_arrow  # all statistics, which a store needs for nothing else
 
-    found = to_pandas(read(rows, [name for name in VIEWS_READ if name not in (*DERIVED, *BAND, *MARGINS)], valid))
+    stored = [name for name in columns_read(named) if name not in (*DERIVED, *BAND, *MARGINS)]
+    found = to_pandas(read(rows, stored, valid))
     found = with_margins(found, to_pandas(read(rows, MARGINS_READ, valid & ds.field("is_baseline"))))
     runs = priced(add_gap(with_baseline_ids(found, lambda _: older)), new_prices, cost)
     runs = with_axes(runs, axes)

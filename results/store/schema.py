@@ -186,7 +186,7 @@ BY_NAME: dict[str, Column] = {
     "pictures": Column(pa.map_(TEXT, pa.binary()), "PNG files by name"),
     "recorded": Column(
         pa.map_(TEXT, pa.list_(REAL)),
-        "gradient norms, noise ratios and lost shares at log-spaced steps, if asked for (`sweep --record`)",
+        "gradient norms, noise ratios, errors and lost shares at log-spaced steps, if asked for (`sweep --record`)",
     ),
 }
 """Read only by `store.by_name`: what a task measures, draws and records beyond its loss and its first metric."""

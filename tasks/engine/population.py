@@ -230,7 +230,7 @@ class Population:
             self.make_room()
         self.resets.apply(step)
         if self.experience and step % self.experience.every == 0:
-            self._run(("collect", phase), self.experience.collect)
+            self._collect(phase)
         if self.coresets.is_due(step):
             self.make_room()
             as_held_out = partial(self.numerics.temporarily, training=False, evaluation="quantized")
@@ -238,11 +238,20 @@ class Population:
         moved = self.oscillation.observe(step)
         if self.recorder and step in self.recorder.steps:
             self.make_room()
-            measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch())
+            in_bf16 = self.experience.in_bf16() if self.experience else None
+            measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch(), in_bf16)
             measured |= self._of_experience() if self.experience else {}
             measured |= self.weight_errors.statistics() if self.weight_errors else {}
             self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
         self._run(phase, self._step)
+
+    def roll_out(self, step: int) -> None:
+        """The rollout of a step that begins with one, and nothing else of it."""
+        self._collect(self._enter(step))
+
+    def _collect(self, phase: Hashable) -> None:
+        assert self.experience
+        self._run(("collect", phase), self.experience.collect)
 
     def _undone(self, steps: range, look: Look) -> None:
         """Train these steps without ramping and take them back. look: called before each step, and after the last one

@@ -7,14 +7,17 @@
                                          (the report counts such steps)
     oscillation, oscillating             of weights, overall and of a layer: see oscillation.py
     clipped/SLOT, flushed/SLOT           shares of elements that are clipped, or become zero (counters.COUNTERS)
+    gradient_error, gradient_error/BLOCK ‖g - g*‖ / ‖g*‖, g* the gradient by BF16 products in both passes, over all that
+                                         is trained (of a block of the model); for tasks that learn from their samples
 
-∇L comes from a second pass over the same batch, with the backward stages of the BF16 baseline. Neither pass changes the
-state that is kept between steps, and both draw the same random bits as the step itself. Without a request none of this
-is computed.
+∇L comes from a second pass over the same batch, with the backward stages of the BF16 baseline, g* from a third. No pass
+changes the state that is kept between steps, and all draw the same random bits as the step itself. Without a request
+none of this is computed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 LEAST_APART = 8
 """Steps between two that are recorded regularly, at least."""
+BLOCK = re.compile(r"^blocks\.\d+(?=\.)")
+"""The block in the name of a parameter."""
 STEP = "step"
 """Name under which the steps stand, counted from one."""
 
@@ -43,9 +48,16 @@ def recorded_steps(steps: int) -> set[int]:
 
 
 def measure(
-    task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
+    task: Task,
+    model: nn.Module,
+    numerics: LaneNumerics,
+    optimizer: LaneOptimizer,
+    inputs: Any,
+    targets: Any,
+    in_bf16: tuple[Any, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Name -> float64 [L], of a batch at the present step."""
+    """Name -> float64 [L], of a batch at the present step. in_bf16: inputs and targets of the same batch for a pass of
+    BF16 products; None: gradient_error is left out."""
     numerics.forget_lost()
     with numerics.temporarily(training=False, counting=True):
         backward(task, model, numerics, optimizer, inputs, targets)
@@ -64,7 +76,29 @@ def measure(
         end = f"/{name}" if name else ""
         out[f"gradient_norm{end}"], out[f"gnr{end}"] = own.sqrt(), (plain / noise).sqrt()
     out |= {f"{key}/{slot}": share[key] for slot, share in lost.items() for key in ("clipped", "flushed")}
+    if in_bf16 is not None:
+        with numerics.temporarily(training=False, evaluation="bf16"):
+            backward(task, model, numerics, optimizer, *in_bf16)
+        out |= gradient_errors(used, _gradients(model, optimizer), optimizer.still)
     return out
+
+
+def gradient_errors(used: dict[str, Tensor], plain: dict[str, Tensor], still: Tensor | None) -> dict[str, Tensor]:
+    """`gradient_error` of all parameters and of each block, by name; NaN where the plain gradient is zero.
+
+    used, plain: parameter name -> gradient [L, n]; still: true for what is not trained, bool [L, P], None: nothing is.
+    """
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    masks = still.split([g.shape[1] for g in used.values()], 1) if still is not None else [None] * len(used)
+    for (name, g), mask in zip(used.items(), masks, strict=True):
+        true, error = plain[name], g - plain[name]
+        if mask is not None:
+            true, error = (torch.where(mask, 0.0, x) for x in (true, error))
+        for part in ("", *BLOCK.findall(name)):  # one by one: a parameter of other lanes adds an exact zero
+            before = sums.get(part, (torch.zeros_like(error[:, 0]),) * 2)
+            sums[part] = before[0] + _square(error), before[1] + _square(true)
+    of_part = {part: (error / true).sqrt() for part, (error, true) in sums.items()}
+    return {f"gradient_error/{part}" if part else "gradient_error": value for part, value in of_part.items()}
 
 
 def _gradients(model: nn.Module, optimizer: LaneOptimizer) -> dict[str, Tensor]:

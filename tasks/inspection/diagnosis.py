@@ -202,6 +202,7 @@ def gradients(population: Population, step: int, way: Way) -> Tensor:
     """Gradients of all lanes, float64 [L, P], at a step; no state changes."""
     p, numerics = population, population.numerics
     batch = p.batch_of(step)
+    batch = p.experience.in_bf16() if way == "bf16" and p.experience else batch
     precise = numerics.precise_stages | (set(SHARED) if way == "forward" else set())
     evaluation = "bf16" if way == "bf16" else ""
     with numerics.temporarily(training=False, precise_stages=precise, evaluation=evaluation):

@@ -205,6 +205,19 @@ class Rollouts:
         inputs, target = cut(self.inputs), Target(*map(cut, self.target))
         return self._routed(inputs, None if self.routes is None else cut(self.routes)), target
 
+    def _log_p_now(self, inputs: Tensor | Routed, target: Target, way: Evaluation = "") -> Tensor:
+        """log π of a minibatch's tokens, [L, B, T]; the trainer's state stays as it is."""
+        with self.numerics.temporarily(training=False, evaluation=way):
+            return log_probability(outputs(self.model, inputs)[0], target.tokens)
+
+    @torch.no_grad()
+    def in_bf16(self) -> tuple[Tensor | Routed, Target]:
+        """The minibatch for a pass of BF16 products, with log-probabilities moved so that ratios, which say how much
+        each token counts and which are clipped, are those of the trainer's own pass."""
+        inputs, target = self.batch()
+        ahead = self._log_p_now(inputs, target, "bf16") - self._log_p_now(inputs, target)
+        return inputs, target._replace(log_old=target.log_old + ahead, log_ref=target.log_ref + ahead)
+
     def _read(self, part: slice) -> Tensor | Routed:
         """The trainer's inputs of a minibatch."""
         return self._routed(self.inputs[:, part], None if self.routes is None else self.routes[:, part])
@@ -224,8 +237,7 @@ class Rollouts:
         experts `rerouted`, of the first minibatch: the share of the rollout's choices of experts that the trainer's
         routers would not make now, whether they are replayed or not."""
         inputs, target = self.batch()
-        with self.numerics.temporarily(training=False):
-            log_p = log_probability(outputs(self.model, inputs)[0], target.tokens)
+        log_p = self._log_p_now(inputs, target)
         clipped = lane_mean(is_clipped(log_p, target, self.plan.clip).to(torch.float32) * target.share)
         found = self.recorded | {"ratios_clipped": clipped} | ({} if self.routes is None else self._rerouted())
         return {name: value.double() for name, value in found.items()}

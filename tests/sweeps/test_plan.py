@@ -95,6 +95,21 @@ def test_baselines_start_first_and_the_longest_jobs_next():
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_what_trains_nothing_is_planned_at_one_rate_and_starts_behind_the_baselines():
+    space, task = list(find_space("finetune").recipes()), get_task("finetune", "smoke")
+    jobs = make(space, tasks=[task], seeds=(0, 1), lrs=[1e-4, 4e-4, 1.6e-3]).jobs
+    assert [job.turn for job in jobs] == sorted(job.turn for job in jobs)
+    untrained = [recipe for recipe in space if recipe.training.trains == "none"]
+    assert len(untrained) == 5
+    for recipe in untrained:
+        [job] = [job for job in jobs if any(lane.recipe == recipe for lane in job.lanes)]
+        assert job.turn == 1
+        assert [(lane.lr, lane.seed) for lane in job.lanes] == [(1e-4, 0), (1e-4, 1)]
+    trained = [job for job in jobs if job.turn == 2]
+    assert all({lane.lr for lane in job.lanes} == {1e-4, 4e-4, 1.6e-3} for job in trained)
+    assert trained
+
+
 def test_the_same_question_gives_the_same_jobs():
     assert make(workers=2) == make(list(SPACE), workers=2)
 

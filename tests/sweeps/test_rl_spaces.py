@@ -12,7 +12,8 @@ from fp4dse.tasks import Lane, get_task, train
 
 
 @pytest.mark.parametrize(
-    ("name", "preset"), [("rl", "smoke"), ("rl-fixes", "smoke"), ("rl-inject", "smoke"), ("rl-replay", "moe-smoke")]
+    ("name", "preset"),
+    [("rl", "smoke"), ("rl-fixes", "smoke"), ("rl-inject", "smoke"), ("rl-kl", "smoke"), ("rl-replay", "moe-smoke")],
 )
 def test_every_recipe_trains_on_the_smoke_preset(name, preset):
     task = msgspec.structs.replace(get_task("rl", preset), steps=1)
@@ -23,6 +24,14 @@ def test_every_recipe_trains_on_the_smoke_preset(name, preset):
     assert {result.status for result in results} == {"done"}
     accuracies = {result.metrics["accuracy"] for result in results}
     assert len(accuracies) > 3, "they are not all the same"
+
+
+def test_a_divergence_has_500_updates_to_grow_in_and_starts_from_the_policies_of_small():
+    long, small = get_task("rl", "small-500"), get_task("rl", "small")
+    assert long.steps == 500
+    assert (long.batch, long.lr, long.size) == (small.batch, small.lr, small.size)
+    assert long.pretrain.args == small.pretrain.args, "remembered under one name"
+    assert len(list(find_space("rl-kl").recipes())) <= 12
 
 
 def fixes_of(recipe):

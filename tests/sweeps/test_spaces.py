@@ -68,6 +68,7 @@ COUNTS = {
     "rl": (18, 0, {"trainer and rollout are one: there is nothing to correct": 3, "that is the baseline": 1}, 14),
     "rl-fixes": (43, 4, {}, 39),
     "rl-inject": (9, 0, {}, 9),
+    "rl-kl": (12, 0, {}, 12),
     "rl-replay": (8, 0, {"the rollout is the trainer: there is nothing to replay": 2}, 6),
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),

@@ -1,9 +1,13 @@
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp4dse.dse import Recipe
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Training
 from fp4dse.results import learning_rates
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.paired import numbered
@@ -67,3 +71,22 @@ def test_many_combinations_have_numbers_too():
     frame = pd.DataFrame(rng.integers(0, 300, (300, 9)).astype(str), columns=list("abcdefghi"))
     frame = pd.concat([frame, frame], ignore_index=True)
     assert numbered(frame, list(frame)).tolist() == frame.groupby(list(frame)).ngroup().tolist()
+
+
+def test_a_recipe_that_trains_nothing_has_one_rate_and_no_other_grid(row):
+    """Its rates would all be one (sweeps/plan.py), so that nothing is unfair about it; what trains at one has another.
+    What trains nothing does not say which grid is the usual one, either."""
+    plain, nothing = Recipe.named("nvfp4"), Recipe.named("mxfp4")
+    nothing = msgspec.structs.replace(nothing, training=Training(trains="none")).canonical()
+    lanes = [row(plain, seed, 0.5, lr=lr) for seed in (0, 1) for lr in (1e-3, 2e-3)]
+    lanes += [row(recipe, seed, 0.5, lr=1e-3) for recipe in (nothing, Recipe.named("ue5m3-sr")) for seed in (0, 1)]
+    lanes += [row("bf16", seed, 0.5, lr=lr) for seed in (0, 1) for lr in (1e-3, 2e-3)]
+    rounded = [f"{name}-w4a16" for name in ("nvfp4", "mxfp4", "mxfp4-rceil")]
+    for name in rounded:
+        of = msgspec.structs.replace(nothing.fprop, x=ROLLOUT_NAMES[name].x, w=ROLLOUT_NAMES[name].w)
+        lanes += [row(msgspec.structs.replace(nothing, fprop=of), seed, 0.5, lr=1e-3) for seed in (0, 1)]
+    found = learning_rates(pd.DataFrame(lanes)).set_index("config_id")
+    assert found["same_grid"].sum() == 3 + len(rounded)
+    assert found.loc[nothing.config_id, "same_grid"]
+    assert not found.loc[nothing.config_id, "tuned"]
+    assert not found.loc[Recipe.named("ue5m3-sr").config_id, "same_grid"]

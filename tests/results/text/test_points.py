@@ -10,12 +10,13 @@ import pytest
 from fp4dse.results import compare, noise_floor, summarize
 from fp4dse.results.report import write_report
 from fp4dse.results.stats.levels import units
-from fp4dse.results.stats.margins import POINTS_MARGIN, margin_of
+from fp4dse.results.stats.margins import POINTS_MARGIN, margin_of, read_margin
 from fp4dse.results.stats.paired import add_gap
 from fp4dse.results.stats.verdict import verdicts
 from fp4dse.results.text.pareto_table import pareto_table
 from fp4dse.results.text.ratios import change, change_range, fine_change, size, written_in
 from fp4dse.sweeps.trials import study_data
+from tests.commands.running import call
 
 RL = {"task": "rl", "preset": "small", "gap_unit": "points"}
 ACCURACY = {"bf16": (0.80, 0.84, 0.82), "nvfp4": (0.75, 0.78, 0.78), "mxfp4": (0.60, 0.63, 0.57)}
@@ -32,6 +33,17 @@ def both(store, row):
     ]
     store.add(lanes, "job")
     return store
+
+
+@pytest.fixture
+def compared(capsys):
+    """Runs `compare` and returns what it says."""
+
+    def run(store, a, b, margin, code=0):
+        assert call("compare", a, b, "--margin", margin, "--store", str(store.path)) == code
+        return "".join(capsys.readouterr())
+
+    return run
 
 
 def mean_of(name):
@@ -83,6 +95,50 @@ def test_texts_say_points_of_accuracy(both):
     assert not re.search(r"\d points", ratios)
     rows = runs[runs["task"].eq("rl")]
     assert margin_of(rows).value == POINTS_MARGIN
+
+
+ARMS = {"bf16": 0.0, "nvfp4": 0.001, "mxfp4": -0.012}
+"""Accuracy of recipes beside BF16's, in mean over seeds."""
+
+
+def arms(row, seeds):
+    """Lanes of ARMS: seeds differ by ten points, paired differences by one and a half."""
+    rng = np.random.default_rng(0)
+    level = 0.9 + 0.05 * rng.standard_normal(seeds).clip(-1.5, 1.5)
+    apart = {name: 0.015 * rng.standard_normal(seeds) for name in ARMS}
+    accuracy = {name: level + of + apart[name] - apart[name].mean() for name, of in ARMS.items()}
+    return [row(name, s, 1 - a, val_loss_bf16=1 - a, **RL) for name in ARMS for s, a in enumerate(accuracy[name])]
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(3, "not told apart"), (48, "the same within ±0.7 points")])
+def test_the_same_within_points_takes_as_many_seeds_as_chance_asks_for(store, row, compared, tmp_path, seeds, verdict):
+    """Of a difference of 0.1 points, with the deviation that three seeds of `rl:small` had."""
+    store.add(arms(row, seeds), "job")
+    said = compared(store, "nvfp4", "bf16", "0.7 points")
+    assert f"nvfp4 and bf16 are {verdict}: the accuracy of the first is at +0.1" in said
+    assert f"{seeds} paired seeds" in said
+    other = compared(store, "bf16", "mxfp4", "0.7 points")
+    assert ("bf16 has a higher accuracy than mxfp4: +1.20 points" in other) == (seeds == 48)
+    write_report(store, tmp_path / "report.html")
+    page = re.sub(r"<[^>]*>", "", (tmp_path / "report.html").read_text(encoding="utf-8")).replace("\u00a0", " ")
+    assert ("as good as BF16 within ±0.7 points" in page) == (seeds == 48)
+    assert "ccuracies within ±0.7 points count as the same" in page
+
+
+def test_a_margin_says_its_unit_and_is_refused_in_another(both, compared):
+    def refused(margin):
+        return compared(both, "nvfp4", "bf16", margin, code=2)
+
+    assert "--margin: found 'points'; accepted: % with vision:quickstart" in refused("0.7 points")
+    assert "--margin: found '%'; accepted: points with rl:small" in refused("0.5 %")
+    assert "margin: found 0.7; accepted: a share of problems up to 0.1: 0.007 is 0.7 points" in refused("0.7")
+    assert "--margin: found '0.7 furlongs'; accepted: a log ratio above 0" in refused("0.7 furlongs")
+
+
+def test_a_margin_is_read_as_gaps_are():
+    assert read_margin("0.7 points") == (pytest.approx(0.007), "points")
+    assert read_margin("0.5%") == (pytest.approx(0.005), "%")
+    assert read_margin("5e-3") == (0.005, "")
 
 
 def test_the_report_and_the_dashboard_do(both, tmp_path):

@@ -12,6 +12,9 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_search, run_sweep
 from fp4dse.sweeps.arguments import find_space
+from fp4dse.sweeps.jobfolder import job_name, write_job
+from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.plan import plan
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.job import Job
 from fp4dse.tasks.worker import jobs_in
@@ -68,6 +71,19 @@ def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_p
     assert (third.left, third.stored, third.stopped) == (0, 9, None)
     assert not list((tmp_path / "away" / "jobs").glob("*"))
     assert losses(tmp_path / "away") == here()
+
+
+def test_a_worker_takes_baselines_then_what_trains_nothing_then_the_longest(tmp_path):
+    """A share of two workers, too: the first half of the jobs has all that others are measured against."""
+    space, task = list(find_space("finetune").recipes()), get_task("finetune", "smoke")
+    machine = Machine("cpu", 1, [{}])
+    planned = plan(space, [task], seeds=(0,), lrs=None, is_stored=lambda *_: False, machine=machine)
+    for job in planned.jobs:
+        write_job(tmp_path / job_name(job), job, {})
+    read = [msgspec.json.decode(Path(job).read_bytes(), type=Job) for job, *_ in jobs_in(tmp_path, "0/1")]
+    assert [job.turn for job in read] == [0] + 5 * [1] + (len(read) - 6) * [2]
+    sizes = [len(job.lanes) for job in read if job.turn == 2]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_the_folder_has_to_be_named(tmp_path):

@@ -1,5 +1,6 @@
 """The benchmark's peer samples, rewards and learns as the engine does, to the precision of BF16 between products."""
 
+import msgspec
 import pytest
 import torch
 
@@ -7,7 +8,10 @@ from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench.compiled_rl import RolloutPeer, grpo
+from fp4dse.tasks.bench.speed import rollout_alone_us
 from fp4dse.tasks.draws import Draws, seed_keys
+from fp4dse.tasks.engine import Population
+from fp4dse.tasks.engine.lane_counts import lanes_of
 from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, share_of, token_loss
 from fp4dse.tasks.rl.sampling import CachedDecoder, sample
 
@@ -48,6 +52,18 @@ def test_its_loss_is_the_engines():
     target = Target(tokens, old, old, advantage.expand_as(old), torch.ones_like(old), share_of(counts))
     ours = lane_mean(token_loss(log_probability(logits, tokens), target, clip)).sum()
     assert grpo(logits, tokens, old, advantage, counts, clip).item() == pytest.approx(ours.item(), rel=1e-5)
+
+
+def test_a_rollout_that_is_timed_is_that_of_a_step():
+    task = msgspec.structs.replace(SMOKE, pretrain=None, steps=4)
+    whole, alone = (Population(task, lanes_of(task, [Recipe.named("bf16")], LANES), "cpu") for _ in range(2))
+    whole.train_step(0)
+    alone.roll_out(0)
+    for ours, theirs in zip(whole.experience.target, alone.experience.target, strict=True):
+        assert torch.equal(ours, theirs)
+    before = alone.model.head.weight
+    assert not torch.equal(whole.model.head.weight, before) or not whole.experience.target.advantage.any()
+    assert rollout_alone_us(task, Recipe.named("bf16"), LANES, "cpu", rounds=1, warm_up=1) > 0
 
 
 def test_it_learns(peer):

@@ -1,0 +1,130 @@
+"""The effect of each treatment on each number of a training that learns from its samples: which one moves which?
+
+A treatment is something that a recipe has and that can be taken off: a fix (macro blocks, the fallback for outliers, a
+rotation, noise), a correction, another forward pass for rollouts, a part of an error that is injected. Where a store
+has a recipe both with and without it, in all else the same, the two are a pair, in every seed that both finished; with
+all combinations of some treatments trained, pairs are those of a full factorial design. It is taken off wherever a
+recipe has it, in the trainer's quantizers and in the rollout's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from fp4dse.dse import SLOTS, STAGES, Recipe, recipe_from_dict
+from fp4dse.dse.inject import PARTS as ERRORS
+from fp4dse.dse.inject import Parts
+from fp4dse.dse.noise import noise_name
+from fp4dse.dse.outliers import Residual
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.rollout import rollout_name
+from fp4dse.results.stats.intervals import adjusted, mean_interval
+from fp4dse.results.stats.paired import SETTING, by_seed, stacked
+from fp4dse.results.stats.rollout_numbers import lane_numbers, recorded_rows
+
+COLUMNS = [*SETTING, "treatment", "trainer", "number", "pairs", "seeds", "without", "difference", "low", "high"]
+COLUMNS += ["p", "q"]
+
+replace = msgspec.structs.replace
+
+
+def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
+    """The effect of what a recipe can do without on each number of `rollout_numbers`, from pairs of recipes.
+
+    At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`,
+    `noise …`, `tis …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer (`bf16`,
+    `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ in it
+    alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs),
+    low, high (95 %, over seeds; NaN with one), p, q (p adjusted for all lines of the setting, without those that are 0
+    in every seed)."""
+    parts = []
+    for keys, rows in recorded_rows(runs):
+        pairs = treatment_pairs(rows)
+        lines = []
+        for number, values in lane_numbers(rows).items():
+            recipes, y = by_seed(rows, values)
+            for (treatment, trainer), of in pairs.items():
+                with_, without = (recipes.get_indexer(ids) for ids in zip(*of, strict=True))
+                apart = y[with_] - y[without]
+                known = np.isfinite(apart)
+                if not known.any():
+                    continue
+                seeds = known.any(axis=0)
+                over = mean_interval(np.nanmean(apart[:, seeds], axis=0)[None]).iloc[0]
+                line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "number": number}
+                line |= {"pairs": int(known.any(axis=1).sum()), "seeds": int(over["n"])}
+                line |= {"without": np.where(known, y[without], 0).sum() / known.sum(), "difference": over["mean"]}
+                lines.append(line | {name: over[name] for name in ("low", "high", "p")})
+        if lines:
+            found = pd.DataFrame(lines)
+            by_definition = found["low"].eq(0) & found["high"].eq(0)  # the gradient's error under a BF16 trainer, say
+            parts.append(found.assign(q=adjusted(found["p"].mask(by_definition)), **keys))
+    return stacked(parts, COLUMNS).sort_values([*SETTING, "treatment", "trainer"], kind="stable", ignore_index=True)
+
+
+def treatment_pairs(rows: pd.DataFrame) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """(treatment, trainer) -> pairs of config_ids, of the recipe with it and of that without. rows: with `recipe`."""
+    texts = rows.drop_duplicates("config_id").set_index("config_id")["recipe"]
+    out: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for config_id, text in texts.items():
+        recipe = recipe_from_dict(msgspec.json.decode(text))
+        for treatment, rest in without_each(recipe).items():
+            if rest.config_id in texts.index:
+                out.setdefault((treatment, trainer_of(recipe)), []).append((str(config_id), rest.config_id))
+    return out
+
+
+def trainer_of(recipe: Recipe) -> str:
+    """`bf16`, `qat` where the forward pass alone is quantized, else `fp4`."""
+    quantized = [slot for slot in SLOTS if recipe.slot(slot).element != "bf16"]
+    if not quantized:
+        return "bf16"
+    return "qat" if all(slot.startswith("fprop") for slot in quantized) else "fp4"
+
+
+def without_each(recipe: Recipe) -> dict[str, Recipe]:
+    """Treatment -> the recipe without it, of the treatments that it has."""
+    training = recipe.training
+    out = {
+        "macro blocks": _quantizers(recipe, {"scaling": "amax"}, lambda q: q.scaling == "macro"),
+        "fallback": _quantizers(recipe, {"outliers": None}, lambda q: isinstance(q.outliers, Residual)),
+        "rotation": _unrotated(recipe),
+    }
+    fields: dict[str, dict[str, Any]] = {
+        f"noise {noise_name(training.noise)}": {"noise": None},
+        f"tis {training.tis}": {"tis": None},
+        "router replay": {"replay": "none"},
+        f"rollout {rollout_name(training.rollout)}": {"rollout": None},
+    }
+    out |= {name: replace(recipe, training=replace(training, **changes)) for name, changes in fields.items()}
+    if training.inject is not None:
+        for part in ERRORS:
+            rest = [word for word in training.inject.parts.split("+") if word != part]
+            kept: Parts = "+".join(rest)  # type: ignore[assignment]
+            inject = replace(training.inject, parts=kept) if rest else None
+            out[f"inject {part}"] = replace(recipe, training=replace(training, inject=inject))
+    return {name: rest for name, rest in out.items() if rest.config_id != recipe.config_id}
+
+
+def _quantizers(recipe: Recipe, changes: dict[str, Any], meets: Any) -> Recipe:
+    """The recipe with these changes of the quantizers that meet a condition, also of its rollout's."""
+
+    def changed(part: Any) -> Any:
+        own = {name: getattr(part, name) for name in part.__struct_fields__}
+        new = {name: replace(q, **changes) for name, q in own.items() if isinstance(q, Quantizer) and meets(q)}
+        return replace(part, **new)
+
+    stages = {stage: changed(getattr(recipe, stage)) for stage in STAGES}
+    rollout = recipe.training.rollout
+    return replace(recipe, **stages, training=replace(recipe.training, rollout=rollout and changed(rollout)))
+
+
+def _unrotated(recipe: Recipe) -> Recipe:
+    stages = {stage: replace(getattr(recipe, stage), rotation=None) for stage in STAGES}
+    rollout = recipe.training.rollout
+    plain = rollout and replace(rollout, rotation=None)
+    return replace(recipe, **stages, training=replace(recipe.training, rollout=plain))

@@ -1,0 +1,152 @@
+"""Numbers of a training that learns from samples of its own, one of each a lane, from its row and what was recorded.
+
+    accuracy            share of held-out problems that is solved, by the rollout's forward pass
+    reward, entropy     mean over the recorded steps (share; nats a token), and so mismatch_kl (rollout to trainer, nats
+                        a token), ratios_clipped, rerouted, gradient_error and gradient_error/BLOCK
+    mismatch_kl_max     the largest that was recorded
+    mismatch_kl_slope   least squares, nats a token for each 100 updates: 0 where it stays flat
+    entropy_at_reward   the entropy at equal reward
+
+Entropy falls while reward rises, so that a lane that learns less has more of it for that reason alone. The last number
+takes this off, by an analysis of covariance within a seed: over all lanes i of it and steps t,
+
+    entropy[i, t] = lane[i] + b1 · reward[i, t] + b2 · reward[i, t]²
+
+with slopes that the lanes share; the number is lane[i] + b1 · r + b2 · r², r and r² being means over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.levels import are_shares
+from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.stages import screened
+
+RECORDED_READ = ("recorded", "recipe")
+"""The columns of runs that are read beside those of other views."""
+AVERAGED = ("reward", "entropy", "mismatch_kl", "ratios_clipped", "rerouted", "gradient_error")
+UPDATES = 100
+"""Steps that mismatch_kl_slope is for."""
+LEAST_FREE = 3
+"""Steps of a seed's lanes beyond the unknowns, from which on its entropies are held against rewards."""
+
+COLUMNS = [*SETTING, "config_id", "label", "lr", "number", "seeds", "value", "low", "high"]
+COLUMNS += ["pairs", "difference", "difference_low", "difference_high", "p"]
+
+
+def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
+    """Each number of a training that learns from its samples, a line per SETTING, recipe and number.
+
+    At one learning rate, the best of most recipes; a recipe without it is at its own best. Columns: SETTING, config_id,
+    label, lr, number (accuracy, reward, entropy, entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope,
+    ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see the module), seeds, value (mean over seeds),
+    low, high (95 %; NaN with one seed), pairs (seeds that BF16 has, too), difference (to BF16, seed by seed),
+    difference_low, difference_high (95 %), p (of it against zero). No line where nothing was recorded of rollouts."""
+    parts = []
+    for keys, rows in recorded_rows(runs):
+        for number, values in lane_numbers(rows).items():
+            recipes, matrix = by_seed(rows, values)
+            facts = rows.drop_duplicates("config_id").set_index("config_id").reindex(recipes)
+            known = np.isfinite(matrix).any(axis=1)
+            base = np.flatnonzero(facts["is_baseline"].astype(bool))
+            against = matrix - (matrix[base[0]] if len(base) else np.nan)
+            over, beside = mean_interval(matrix), mean_interval(against)
+            line = pd.DataFrame({"config_id": recipes, "label": facts["recipe_label"].to_numpy(), "number": number})
+            line = line.assign(lr=facts["lr"].to_numpy(float), seeds=over["n"], value=over["mean"])
+            line = line.assign(low=over["low"], high=over["high"], pairs=beside["n"], difference=beside["mean"])
+            line = line.assign(difference_low=beside["low"], difference_high=beside["high"], p=beside["p"])
+            parts.append(line[known].assign(**keys))
+    return stacked(parts, COLUMNS).sort_values([*SETTING, "number", "value"], ignore_index=True)
+
+
+def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFrame]]:
+    """Per SETTING, its values by name and its rows at one rate of which rollouts were recorded, numbered anew; their
+    column `recorded` is name -> float64 [steps]."""
+    if not set(RECORDED_READ) <= set(runs):
+        return []
+    there = runs[are_shares(runs) & runs["recorded"].notna()]
+    series = [{name: np.array(values, float) for name, values in dict(of).items()} for of in there["recorded"]]
+    there = there.assign(recorded=series)
+    there = there[np.array(["reward" in of for of in series], bool)]
+    if there.empty:
+        return []
+    out = []
+    for keys, part in screened(there).groupby(list(SETTING), sort=False, observed=True):
+        rows = rows_at_best_lr(part[_at_one_rate(part)])
+        out.append((dict(zip(SETTING, keys, strict=True)), rows.reset_index(drop=True)))
+    return out
+
+
+def _at_one_rate(part: pd.DataFrame) -> pd.Series:
+    """True for the rows of a setting at the rate that is the best of most recipes, the lower of two; of recipes that
+    were not trained at it, for those at their best. Entropies, divergences and gradients follow from the rate first."""
+    best = rows_at_best_lr(part).drop_duplicates("config_id").set_index("config_id")["lr"]
+    counts = best.value_counts()
+    common = counts.index[counts.eq(counts.max())].min()
+    has_it = part["lr"].eq(common).groupby(part["config_id"]).transform("any")
+    return part["lr"].eq(part["config_id"].map(best).mask(has_it, common))
+
+
+def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Number -> its value in each row, NaN where there is none. rows: of one SETTING, from `recorded_rows`."""
+    lines = [_of_lane(of) for of in rows["recorded"]]
+    found = pd.DataFrame(lines, index=rows.index)
+    found.insert(0, "accuracy", 1 - rows["loss"])
+    found["entropy_at_reward"] = np.nan
+    for _, part in rows.groupby("seed", sort=False):
+        found.loc[part.index, "entropy_at_reward"] = at_equal_reward(list(part["recorded"]))
+    found[rows["diverged"].to_numpy(bool)] = np.nan
+    return {str(name): values for name, values in found.items()}
+
+
+def _of_lane(of: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """The numbers of a lane that its own records suffice for."""
+    names = [name for name in of if name in AVERAGED or name.startswith("gradient_error/")]
+    out = {name: float(np.nanmean(of[name])) for name in names if np.isfinite(of[name]).any()}
+    kl = of.get("mismatch_kl", np.array([]))
+    known = np.isfinite(kl)
+    if known.any():
+        out["mismatch_kl_max"] = float(kl[known].max())
+    if known.sum() > 2:
+        steps = of["step"][: len(kl)][known] / UPDATES
+        away = steps - steps.mean()
+        out["mismatch_kl_slope"] = float(away @ kl[known] / (away @ away))
+    return out
+
+
+def at_equal_reward(lanes: Sequence[Mapping[str, NDArray[np.float64]]]) -> NDArray[np.float64]:
+    """`entropy_at_reward` of the lanes of one seed, [lanes]; NaN for one without entropies, and for all where there are
+    too few steps to tell the slopes."""
+    entropies, rewards = ([of.get(name, np.array([])) for of in lanes] for name in ("entropy", "reward"))
+    lengths = [min(len(e), len(r)) for e, r in zip(entropies, rewards, strict=True)]
+    lane = np.repeat(np.arange(len(lanes)), lengths)
+    y, r = (np.concatenate([x[:n] for x, n in zip(of, lengths, strict=True)]) for of in (entropies, rewards))
+    known = np.isfinite(y) & np.isfinite(r)
+    lane, y, x = lane[known], y[known], np.stack([r[known], r[known] ** 2], axis=1)
+    counts = np.bincount(lane, minlength=len(lanes))
+    if len(y) < (counts > 0).sum() + x.shape[1] + LEAST_FREE:
+        return np.full(len(lanes), math.nan)
+
+    def means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.bincount(lane, values, minlength=len(lanes)) / counts)
+
+    level, at = means(y), np.stack([means(column) for column in x.T], axis=1)
+    slopes, *_ = np.linalg.lstsq(x - at[lane], y - level[lane], rcond=None)
+    return np.asarray(level - (at - x.mean(axis=0)) @ slopes)
+
+
+def nothing_recorded(runs: pd.DataFrame, store: str) -> str:
+    """Empty where rollouts were recorded, else what is missing and the command that trains it. runs: with
+    RECORDED_READ; store: as --store names it."""
+    if recorded_rows(runs):
+        return ""
+    sweep = f"fp4dse sweep rl --task rl:smoke --seeds 3 --record --store {store}"
+    return f"no row has records of rollouts; `{sweep}` trains some"

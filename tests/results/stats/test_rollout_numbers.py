@@ -1,0 +1,235 @@
+"""Numbers of reinforcement learning, and the effects of what recipes can do without: true effects come back."""
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from fp4dse.dse import Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.inject import INJECT_NAMES
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Training
+from fp4dse.results import open_store
+from fp4dse.results.stats.rollout_effects import rollout_effects, trainer_of, treatment_pairs, without_each
+from fp4dse.results.stats.rollout_numbers import at_equal_reward, nothing_recorded, recorded_rows, rollout_numbers
+from fp4dse.results.views import MORE_READ, columns_read
+from fp4dse.sweeps.arguments import find_space
+
+replace = msgspec.structs.replace
+STEPS = np.array([1.0, 2, 4, 8, 10, 20, 30, 40])
+SEEDS = (0, 1, 2, 3)
+BF16 = Recipe.named("bf16")
+
+
+def fixed(scaling="amax", outliers="none", noise="none"):
+    """MXFP4 in trainer and rollout."""
+    q = {"like": "mxfp4-rceil", "scaling": scaling}
+    stages = {"fprop": "xw", "dgrad": "gw", "wgrad": "gx"}
+    of = {stage: {operand: dict(q) for operand in operands} for stage, operands in stages.items()}
+    for operand in "xw":
+        of["fprop"][operand]["outliers"] = outliers
+    return recipe_from_dict(of | {"training": {"noise": noise}})
+
+
+@pytest.fixture
+def stored(tmp_path, row):
+    """A function that stores lanes, {recipe: function of the seed -> series}, and returns what views read."""
+
+    def store_of(lanes, loss=lambda recipe, seed: 0.2):
+        store = open_store(tmp_path / "store", create=True)
+        of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+        rows = [
+            row(recipe, seed, loss(recipe, seed), recorded={"step": STEPS.tolist(), **made(seed)}, **of_rl)
+            for recipe, made in lanes.items()
+            for seed in SEEDS
+        ]
+        store.add(rows, "job")
+        return store, store.runs(columns_read(MORE_READ))
+
+    return store_of
+
+
+def series(reward=0.0, **numbers):
+    """Made of a lane: reward rises, everything else is level."""
+    of = {"reward": (0.4 + reward + 0.005 * STEPS).tolist(), "entropy": (0.3 - 0.001 * STEPS).tolist()}
+    return of | {name: np.broadcast_to(value, STEPS.shape).tolist() for name, value in numbers.items()}
+
+
+def test_values_and_differences_to_bf16_are_paired_by_seed(stored):
+    def of(apart):
+        return lambda seed: series(mismatch_kl=apart + seed + 0.02 * STEPS, gradient_error=1.0)
+
+    _, runs = stored({BF16: of(0.0), fixed(): of(0.5)}, lambda recipe, seed: 0.2 + (recipe != BF16) * 0.01 * seed)
+    lines = rollout_numbers(runs).set_index(["label", "number"])
+    kl, slope, worst, solved = (
+        lines.loc["mxfp4-rceil", name] for name in ("mismatch_kl", "mismatch_kl_slope", "mismatch_kl_max", "accuracy")
+    )
+    assert kl["value"] == pytest.approx(0.5 + 1.5 + 0.02 * STEPS.mean())
+    assert kl["difference"] == pytest.approx(0.5)
+    assert kl["difference_high"] - kl["difference_low"] < 1e-6 < 1 < kl["high"] - kl["low"]
+    assert (slope["value"], slope["difference"]) == pytest.approx((2.0, 0.0))
+    assert worst["value"] == pytest.approx(0.5 + 1.5 + 0.8)
+    assert solved["difference"] == pytest.approx(-0.015)
+    assert (solved["pairs"], solved["seeds"]) == (4, 4)
+
+
+def test_recipes_are_compared_at_one_rate_though_their_best_ones_differ(tmp_path, row):
+    """1e-3 is the best of two recipes of three, and the third has another; one was never trained at it."""
+    alone = fixed(noise="qerl")
+    losses = {BF16: {1e-3: 0.1, 2e-3: 0.2}, fixed(): {1e-3: 0.1, 2e-3: 0.2}, fixed("macro"): {1e-3: 0.2, 2e-3: 0.1}}
+    losses[alone] = {4e-3: 0.1}
+    store = open_store(tmp_path / "store", create=True)
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    rows = [
+        row(recipe, seed, loss, lr=lr, recorded={"step": STEPS.tolist(), **series(mismatch_kl=lr)}, **of_rl)
+        for recipe, of in losses.items()
+        for lr, loss in of.items()
+        for seed in SEEDS
+    ]
+    store.add(rows, "job")
+    runs = store.runs(columns_read(MORE_READ))
+    lines = rollout_numbers(runs).query("number == 'mismatch_kl'").set_index("config_id")
+    assert {key: lines.loc[key.config_id, "value"] for key in losses} == pytest.approx(
+        {BF16: 1e-3, fixed(): 1e-3, fixed("macro"): 1e-3, alone: 4e-3}
+    )
+    assert (lines["lr"] - lines["value"]).abs().max() < 1e-9
+    blocks = rollout_effects(runs).set_index(["treatment", "number"]).loc["macro blocks"]["difference"]
+    assert blocks["mismatch_kl"] == 0
+    assert blocks["accuracy"] == pytest.approx(-0.1)
+
+
+def test_the_slope_is_that_of_least_squares_over_what_was_recorded(stored):
+    rng = np.random.default_rng(0)
+    kl = rng.random((len(SEEDS), len(STEPS)))
+    kl[:, 2] = np.nan
+    _, runs = stored({BF16: lambda seed: series(mismatch_kl=kl[seed])})
+    lines = rollout_numbers(runs).set_index("number")
+    there = np.isfinite(kl[0])
+    expected = [np.polyfit(STEPS[there] / 100, kl[seed][there], 1)[0] for seed in SEEDS]
+    assert lines.loc["mismatch_kl_slope", "value"] == pytest.approx(np.mean(expected))
+
+
+def test_entropy_at_equal_reward_is_that_of_a_regression_with_a_column_a_lane():
+    """numpy's least squares of the whole design, dummies and all, and lanes that learn at different speeds."""
+    rng = np.random.default_rng(1)
+    true = [0.0, 0.1, -0.05]
+    rewards = [0.3 + speed * STEPS + 0.01 * rng.random(len(STEPS)) for speed in (0.002, 0.01, 0.006)]
+    lanes = [{"reward": r, "entropy": 1 - r + 0.5 * r**2 + of} for r, of in zip(rewards, true, strict=True)]
+    found = at_equal_reward(lanes)
+    assert np.diff(found) == pytest.approx(np.diff(true)), "exact where the model is true"
+    for lane in lanes:
+        lane["entropy"] = lane["entropy"] + 0.1 * rng.standard_normal(len(STEPS))
+    lanes[1]["entropy"][3] = np.nan
+    y, r = (np.concatenate([lane[name] for lane in lanes]) for name in ("entropy", "reward"))
+    design = np.column_stack([np.repeat(np.eye(3), len(STEPS), axis=0), r, r**2])
+    there = np.isfinite(y)
+    whole, *_ = np.linalg.lstsq(design[there], y[there], rcond=None)
+    middle = np.array([r[there].mean(), (r[there] ** 2).mean()])
+    assert at_equal_reward(lanes) == pytest.approx(whole[:3] + whole[3:] @ middle)
+    assert np.isnan(at_equal_reward([{name: lane[name][:2] for name in lane} for lane in lanes])).all()
+    assert np.isnan(at_equal_reward([*lanes, {}])).tolist() == [False, False, False, True]
+
+
+def test_a_lane_that_learns_less_has_more_entropy_but_not_at_equal_reward(stored):
+    """The trap of the question whether noise explores."""
+
+    def of(speed, more=0.0):
+        def made(seed):
+            reward = 0.3 + 0.01 * seed + speed * STEPS
+            return {"reward": reward.tolist(), "entropy": (1 - reward + 0.3 * reward**2 + more).tolist()}
+
+        return made
+
+    slow, noisy = fixed(noise="weights"), fixed(noise="qerl")
+    _, runs = stored({BF16: of(0.01), fixed(): of(0.01), slow: of(0.002), noisy: of(0.002, more=0.05)})
+    lines = rollout_effects(runs).set_index(["treatment", "number"])
+    assert lines.loc["noise weights", "entropy"]["difference"] > 0.05
+    assert lines.loc["noise weights", "entropy_at_reward"]["difference"] == pytest.approx(0, abs=1e-12)
+    assert lines.loc["noise qerl", "entropy_at_reward"]["difference"] == pytest.approx(0.05)
+
+
+def test_effects_of_a_factorial_design_are_the_true_ones_of_each_number(stored):
+    """Each fix moves one number alone; and in pairs of which a half is missing, of the half that is there."""
+    rng = np.random.default_rng(2)
+    lanes = {}
+    for scaling in ("amax", "macro"):
+        for outliers in ("none", "residual"):
+            for noise in ("none", "weights"):
+                error = 0.8 - 0.3 * (outliers == "residual")
+                kl = 0.05 - 0.02 * (scaling == "macro")
+                lanes[fixed(scaling, outliers, noise)] = lambda seed, error=error, kl=kl: series(
+                    gradient_error=error + 0.1 * seed + 0.01 * rng.standard_normal(), mismatch_kl=kl + 0.01 * seed
+                )
+    lanes.pop(fixed("macro", "residual", "weights"))
+    _, runs = stored({BF16: lambda seed: series(gradient_error=0.0, mismatch_kl=0.0), **lanes})
+    lines = rollout_effects(runs)
+    assert set(lines["treatment"]) == {"macro blocks", "fallback", "noise weights"}
+    assert set(lines["trainer"]) == {"fp4"}
+    assert lines["pairs"].eq(3).all()
+    lines = lines.set_index(["treatment", "number"])
+    fallback = lines.loc["fallback", "gradient_error"]
+    assert fallback["low"] < -0.3 < fallback["high"] < 0
+    assert lines.loc["macro blocks", "gradient_error"][["low", "high"]].abs().max() < 0.1
+    assert lines.loc["macro blocks", "mismatch_kl"]["difference"] == pytest.approx(-0.02)
+    assert lines.loc["fallback", "mismatch_kl"]["difference"] == pytest.approx(0, abs=1e-12)
+
+
+def test_each_fix_of_the_shipped_space_has_all_its_pairs_in_trainers_and_in_rollouts(row):
+    """All combinations of four under MXFP4 and BF16 trainers, one at a time in QAT."""
+    runs = [row(recipe, 0, 0.2) for recipe in find_space("rl-fixes").recipes()]
+    found = {key: len(of) for key, of in treatment_pairs(pd.DataFrame(runs)).items()}
+    for fix in ("macro blocks", "fallback", "rotation", "noise weights"):
+        assert {trainer: found[fix, trainer] for trainer in ("bf16", "qat", "fp4")} == {"bf16": 8, "qat": 1, "fp4": 8}
+    assert found["noise qerl", "qat"] == 1
+    assert not any(treatment.startswith("rollout") for treatment, _ in found), "the space has no BF16 of its own"
+
+
+def test_parts_of_an_error_are_a_full_factorial_with_bf16(row):
+    runs = [row(recipe, 0, 0.2) for recipe in (BF16, *find_space("rl-inject").recipes())]
+    found = treatment_pairs(pd.DataFrame(runs))
+    assert {part: len(found[f"inject {part}", "bf16"]) for part in ("scale", "dead", "grid")} == dict.fromkeys(
+        ("scale", "dead", "grid"), 4
+    )
+    ids = {name: replace(BF16, training=Training(inject=of)).config_id for name, of in INJECT_NAMES.items()}
+    ids["none"] = BF16.config_id
+    assert set(found["inject dead", "bf16"]) == {
+        (ids[with_], ids[without])
+        for with_, without in (
+            ("dead", "none"),
+            ("scale+dead", "scale"),
+            ("dead+grid", "grid"),
+            ("scale+dead+grid", "scale+grid"),
+        )
+    }
+
+
+def test_what_a_recipe_can_do_without():
+    rollout = ROLLOUT_NAMES["mxfp4-rceil"]
+    recipe = replace(BF16, training=Training(rollout=rollout, tis=2.0))
+    assert without_each(recipe) == {
+        "tis 2.0": replace(BF16, training=Training(rollout=rollout)),
+        "rollout mxfp4-rceil": replace(BF16, training=Training(tis=2.0)),
+    }
+    assert without_each(BF16) == {}
+    assert [trainer_of(r) for r in (recipe, fixed())] == ["bf16", "fp4"]
+    plain = recipe_to_dict(BF16)
+    forward = recipe_from_dict(plain | {"fprop": recipe_to_dict(fixed())["fprop"]})
+    assert trainer_of(forward) == "qat"
+
+
+def test_rows_without_records_say_what_to_train(stored, row):
+    store, runs = stored({BF16: lambda seed: series()})
+    assert nothing_recorded(runs, "runs/a") == ""
+    plain = runs.assign(recorded=None)
+    assert recorded_rows(plain) == []
+    assert len(rollout_numbers(plain)) == len(rollout_effects(plain.drop(columns="recorded"))) == 0
+    assert "sweep rl --task rl:smoke --seeds 3 --record --store runs/a" in nothing_recorded(plain, "runs/a")
+    assert len(store.sql("FROM rollout_numbers WHERE number = 'entropy'")) == 1
+
+
+def test_a_diverged_lane_has_no_numbers_and_leaves_those_of_others(stored):
+    lose = fixed()
+    _, runs = stored(
+        {BF16: lambda seed: series(), lose: lambda seed: series()}, lambda r, s: None if r == lose else 0.2
+    )
+    assert set(rollout_numbers(runs)["label"]) == {"bf16"}
