@@ -204,12 +204,12 @@ def _front(study: Study, lines: pd.DataFrame) -> Iterator[Score]:
     chosen = lines["on_front"].to_numpy(bool)
     yield "front: precision", float((truth & chosen).sum()), float(chosen.sum())
     yield "front: recall", float((truth & chosen).sum()), float(truth.sum())
-    p = lines["p_front"].to_numpy(float)
+    p, place = lines["p_front"].to_numpy(float), study.places(rows, truth)
     for tenth in range(10):
         here = (p >= tenth / 10) & ((p < (tenth + 1) / 10) | (tenth == 9))
         here &= p > 0
         name = f"p_front {tenth / 10:.1f} … {(tenth + 1) / 10:.1f}"
-        yield f"{name}: truth - p_front", float((truth[here] - p[here]).sum()), float(here.sum())
+        yield f"{name}: truth - p_front", float((place[here] - p[here]).sum()), float(here.sum())
 
 
 def _verdict(study: Study, found: Verdict) -> Iterator[Score]:

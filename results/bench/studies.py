@@ -83,6 +83,16 @@ class Study:
         """Where recipes stand in `codes`, `gap` and `cost`."""
         return np.searchsorted(self.ids, [int(text, 16) for text in config_ids])
 
+    def places(self, rows: NDArray[np.intp], on_front: NDArray[np.bool_]) -> Array:
+        """[recipes asked for]: the truth that a chance of the front is held against: 1 on it, 0 off it, and 1/k for one
+        of k that cost the same, are equally good and train to bits of their own. No number of seeds tells which of
+        them is the lowest, and their chances add up to one place."""
+        same = self.lanes.same[rows] if isinstance(self.lanes, Lanes) else rows
+        facts = np.stack([self.cost[rows], self.gap[rows]], axis=1).round(9)
+        _, tie = np.unique(facts, axis=0, return_inverse=True)
+        _, first = np.unique(np.stack([tie, same], axis=1), axis=0, return_index=True)
+        return on_front / np.bincount(tie[first])[tie]
+
 
 @dataclass
 class Lanes:

@@ -37,6 +37,15 @@ def test_a_world_of_ties_has_recipes_that_train_to_the_same_bits_and_one_of_hole
     assert np.isnan(holes.everything).any()
 
 
+def test_recipes_that_tie_in_all_but_bits_share_one_place_on_the_front():
+    one = study("additive")
+    one.gap[:5], one.cost[:5] = 0.01, 0.4
+    rows = np.arange(len(one.gap))
+    one.lanes.same[1] = one.lanes.same[0]  # the first two are one recipe
+    on_front = rows < 5
+    assert one.places(rows, on_front)[:6] == pytest.approx([1 / 4] * 5 + [0])
+
+
 def test_a_real_store_is_resampled_with_its_means_as_the_truth():
     real = study("rough").runs("real")
     [one] = resampled(real, 3, np.random.default_rng(0))
