@@ -267,6 +267,7 @@ class Population:
 
     def _run(self, phase: Hashable, function: Callable[[], None]) -> None:
         """Call a function of the present phase; on a GPU, after the first few calls, by replaying the captured one."""
+        self.optimizer.refresh()
         if self.stream is None:
             function()
             return
@@ -316,7 +317,8 @@ class Population:
     @contextmanager
     def _keeping(self) -> Iterator[None]:
         """Find out what the forward pass keeps for the backward pass, in the first step, which is never captured."""
-        with keeping(self.model.parameters()) as kept:
+        copies = [] if self.optimizer.copies is None else [self.optimizer.copies.values]
+        with keeping([*self.model.parameters(), *copies]) as kept:
             yield
         self.kept_bytes = kept.bytes()
 

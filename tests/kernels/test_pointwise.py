@@ -9,7 +9,8 @@ from fp4dse.dse.training import AdamW
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.max_abs import max_abs
 from fp4dse.kernels.ops.products import scaled
-from fp4dse.kernels.ops.rounded import rounded
+from fp4dse.kernels.ops.rounded import keep_copy, refresh, rounded
+from fp4dse.kernels.ops.rounded.copies import Copies
 from fp4dse.kernels.ops.silu import silu
 from fp4dse.kernels.ops.squared_error import squared_error
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers
@@ -72,7 +73,8 @@ def test_squared_error_of_one_target_for_all_is_left_to_the_definition(place):
 @pytest.mark.parametrize("size", [5, 4096, 9001])
 def test_numbers_of_lanes_that_lie_apart_are_rounded_as_any_others(place, size):
     x = numbers(3, size + 700)[:, 300 : 300 + size]
-    assert same(place.rounded.rounded(x.to(place.device)), x.to(torch.bfloat16))
+    out = torch.empty(3, size, dtype=torch.bfloat16, device=place.device)
+    assert same(place.rounded.rounded(x.to(place.device), out), x.to(torch.bfloat16))
     assert rounded(x, torch.float32) is x
     assert same(rounded(x, torch.bfloat16), x.to(torch.bfloat16))
 
@@ -140,3 +142,44 @@ def test_adamw(place, weight_decay, monkeypatch):
         assert same(plain.flat, kernels.flat)
     assert torch.equal(plain.flat[1], before[1])
     assert not torch.equal(plain.flat[0], before[0])
+
+
+@pytest.mark.parametrize("sizes", [(64, 1024, 8, 3000), (5, 3, 700, 1, 2400)], ids=["aligned", "odd"])
+def test_adamw_writes_copies_of_the_weights_that_have_one(place, sizes):
+    """Of the second and of the last two tensors: within a tile, over several, and beside others of the same tile."""
+    length, has = sum(sizes), [False, True, *[False] * (len(sizes) - 4), True, True]
+    flat, gradient, mean = (x[..., :length].to(place.device) for x in numbers(3, 3, length + 1))
+    flat = flat.nan_to_num(0.1, 3.0, -3.0).contiguous()
+    square, constants = torch.rand(3, length, device=place.device), torch.rand(3, 9, device=place.device) + 0.1
+    tensors, starts = flat.split(sizes, 1), [sum(sizes[:i]) for i in range(len(sizes))]
+    chosen = [i for i, one in enumerate(has) if one]
+    copies = Copies([(tensors[i], starts[i]) for i in chosen], length)
+    assert copies.is_aligned == (sizes[0] == 64)
+    alive, before = torch.tensor([True, False, True], device=place.device), flat.clone()
+    place.adamw.adamw(flat, mean.contiguous(), square, gradient, alive, constants, None, copies)
+    assert torch.equal(flat[1], before[1])
+    assert not torch.equal(flat[0], before[0])
+    for i in chosen:
+        expected = tensors[i].to(torch.bfloat16)
+        assert same(rounded(tensors[i], torch.bfloat16), expected)
+        begin = int(copies.places[chosen.index(i), 2])
+        assert same(copies.values[begin : begin + expected.numel()].view(expected.shape), expected)
+
+
+def test_a_copy_is_read_while_it_is_as_new_as_its_tensor():
+    x, values = torch.randn(3, 4, 5), torch.zeros(3, 4, 5, dtype=torch.bfloat16)
+    keep_copy(x, values)
+    assert torch.equal(rounded(x, torch.bfloat16), x.to(torch.bfloat16))
+    refresh(x)
+    assert rounded(x, torch.bfloat16) is values
+    assert torch.equal(values, x.to(torch.bfloat16))
+    values.zero_()
+    refresh(x)
+    assert not values.any()
+    x.detach()[1] += 1
+    assert torch.equal(rounded(x, torch.bfloat16), x.to(torch.bfloat16))
+    refresh(x)
+    assert rounded(x, torch.bfloat16) is values
+    assert torch.equal(values, x.to(torch.bfloat16))
+    keep_copy(x, None)
+    assert rounded(x, torch.bfloat16) is not values
