@@ -31,11 +31,12 @@ def backward(
     targets: Any,
     around: AbstractContextManager[Any] | None = None,
 ) -> Tensor:
-    """The task's mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss,
-    of which a teacher's distance may be a part. around: entered for the first part's forward pass."""
+    """The task's mean loss [L], detached. The gradients are the optimizer's (`gradient`): those of loss scale · mean
+    loss, of which a teacher's distance may be a part. around: entered for the first part's forward pass."""
     if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
+    optimizer.gradients.open()
     for part in range(parts):
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
         with numerics.temporarily(part=part):

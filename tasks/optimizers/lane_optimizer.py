@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
-from fp4dse.kernels import QuantLinear
 from fp4dse.kernels.block_scales import BlockScales
 from fp4dse.kernels.factors import Factors
 from fp4dse.kernels.learned import ClipParameter
@@ -34,6 +33,7 @@ from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.ops.rounded import keep_copy
 from fp4dse.kernels.ops.rounded.copies import Copies
 from fp4dse.tasks.optimizers import adamw, muon, ramped, sgd, stable_spam
+from fp4dse.tasks.optimizers.gradients import Gradients, layers_with_whole_weights
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
 from fp4dse.tasks.optimizers.learned import Learned
 from fp4dse.tasks.optimizers.loss_scales import LossScales
@@ -76,6 +76,7 @@ class LaneOptimizer:
             p.data = view.view(p.shape)
         self.copies = self._copies(model)
         """In BF16, of the weights that products take so; None where there are none."""
+        self.gradients = Gradients(model, self.sizes, self.flat)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
         self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
         self.learned = Learned(model, self.tensors, device)
@@ -151,9 +152,7 @@ class LaneOptimizer:
     def gradient(self) -> Tensor:
         """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
         self.learned.take_note()
-        out = torch.cat([p.grad.reshape(len(p), -1) for p in self.parameters], dim=1)  # type: ignore[union-attr]
-        for p in self.parameters:
-            p.grad = None
+        out = self.gradients.take()
         return out if self.loss_scale is None else out / self.loss_scale[:, None]
 
     @property
@@ -250,14 +249,9 @@ def decays(model: nn.Module) -> list[bool]:
 
 def taken_in_bf16(model: nn.Module) -> list[bool]:
     """True for each of the model's parameters that is the weight of a product which takes it in BF16, in the order of
-    `parameters()`. Left out are layers that lanes compute in different ways, experts, and weights with learned clips or
-    scales: what they multiply with is made of weights anew each time."""
-    found = set()
-    for m in model.modules():
-        if isinstance(m, QuantLinear) and m.block_scales is None and ("w", m.layer) not in m.numerics.learned:
-            as_it_is = m.layer not in m.numerics.splits and m.layer not in m.numerics.keys
-            if as_it_is and m.numerics.common_dtype("w", m.layer, m.weight.dtype) == torch.bfloat16:
-                found.add(id(m.weight))
+    `parameters()`."""
+    layers = layers_with_whole_weights(model)
+    found = {id(m.weight) for m in layers if m.numerics.common_dtype("w", m.layer, m.weight.dtype) == torch.bfloat16}
     return [id(p) in found for p in model.parameters()]
 
 

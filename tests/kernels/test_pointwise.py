@@ -114,8 +114,14 @@ def test_signs(place, size):
 @pytest.mark.parametrize("both", [True, False])
 def test_factors_of_a_product(place, both):
     x, a, b = numbers(3, 40, 9), torch.rand(3), torch.rand(3) if both else None
-    got = place.products.scale(x.clone().to(place.device), a.to(place.device), b if b is None else b.to(place.device))
+    apart = torch.full((3, 400), 7.0, device=place.device)
+    apart[:, 8:368] = x.flatten(1)
+    lying = apart[:, 8:368].view(x.shape)
+    got = place.products.scale(lying, a.to(place.device), b if b is None else b.to(place.device))
+    assert got is lying
     assert same(got, scaled(x, a, b))
+    assert (apart[:, :8] == 7).all()
+    assert (apart[:, 368:] == 7).all()
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
