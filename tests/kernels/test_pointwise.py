@@ -12,7 +12,8 @@ from fp4dse.kernels.ops.products import scaled
 from fp4dse.kernels.ops.rounded import keep_copy, refresh, rounded
 from fp4dse.kernels.ops.rounded.copies import Copies
 from fp4dse.kernels.ops.silu import silu
-from fp4dse.kernels.ops.squared_error import squared_error
+from fp4dse.kernels.ops.squared_error import mean_squared_error, squared_error
+from fp4dse.kernels.ops.sums import lane_mean
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers
 from tests.kernels.comparing import take_kernels
 
@@ -59,7 +60,7 @@ def test_squared_error_and_its_gradient(place, of_lane):
     there = out.to(place.device), y.to(place.device)
     expanded = g[:, :1, :1].to(place.device).expand_as(out) if of_lane else g.to(place.device)
     assert same(place.squared_error.squared_error(*there), found.detach())
-    assert same(place.squared_error.squared_error_gradient(*there, expanded), wanted.grad)
+    assert same(place.squared_error.squared_error_gradient(*there, expanded, torch.float32), wanted.grad)
 
 
 def test_squared_error_of_one_target_for_all_is_left_to_the_definition(place):
@@ -68,6 +69,25 @@ def test_squared_error_of_one_target_for_all_is_left_to_the_definition(place):
     out, y = torch.randn(3, 4, requires_grad=True), torch.randn(1, 4)
     squared_error(out, y).sum().backward()
     assert torch.equal(out.grad, 2 * (out - y).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (7, 9), (64, 128), (3, 67, 23)], ids=str)
+def test_mean_squared_error_is_the_mean_of_squared_errors(place, monkeypatch, dtype, shape):
+    """The order of its sum and what is rounded to BF16 are those of separate steps."""
+    out, y, weight = torch.randn(3, *shape).to(dtype), torch.randn(3, *shape), torch.tensor([1.0, -3.0, 1e-30])
+    out[2].view(-1)[-1] = torch.inf
+    wanted = out.clone().requires_grad_()
+    mean = lane_mean((wanted.to(torch.float32) - y) ** 2)
+    (mean * weight).sum().backward()
+    for device, taken in (("cpu", False), (place.device, True)):
+        take_kernels(monkeypatch, "squared_error", "sums", taken=taken)
+        found = out.to(device, copy=True).requires_grad_()
+        loss = mean_squared_error(found, y.to(device))
+        assert same(loss.detach(), mean.detach())
+        (loss * weight.to(device)).sum().backward()
+        assert found.grad.dtype == dtype
+        assert same(found.grad, wanted.grad)
 
 
 @pytest.mark.parametrize("size", [5, 4096, 9001])

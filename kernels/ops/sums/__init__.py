@@ -54,6 +54,8 @@ def _tree(x: Tensor, dim: int) -> Tensor:
 def lane_mean(x: Tensor) -> Tensor:
     """Mean of everything but the lane axis: [L, …] -> [L]."""
     flat = x.reshape(len(x), -1)
+    if flat.shape[1] == 1:
+        return flat[:, 0]
     return divided(lane_sum(flat, 1), flat.shape[1])
 
 
