@@ -165,6 +165,7 @@ def _task(preset: str, summary: str, data: str, **numbers: Any) -> Task:
         summary=summary,
         model=Mlp,
         loss=mean_squared_error,
+        rounds_inputs=True,
         takes_bf16=True,
         digest_of=lambda: digest,
         **numbers,

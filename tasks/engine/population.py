@@ -60,6 +60,8 @@ class Population:
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
+        if task.rounds_inputs:
+            data["train_x"] = data["train_x"].to(getattr(torch, task.dtype))
         self.problem = Problem(**data, init={})
         self.batches: Batches | None = None
         if not task.rolls_out:
