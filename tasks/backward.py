@@ -43,9 +43,9 @@ def backward(
             with around if around and not part else nullcontext():
                 loss, own = mean_losses(task, outputs(model, x, task.takes_bf16), y)
             scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
-            (scaled * (1 / parts)).sum().backward()  # a power of two: exact
+            scaled.backward(torch.full_like(scaled, 1 / parts))  # a power of two: exact
         losses.append(own.detach())
-    return sum(losses[1:], losses[0]) * (1 / parts)
+    return losses[0] if parts == 1 else sum(losses[1:], losses[0]) * (1 / parts)
 
 
 def outputs(model: nn.Module, inputs: Any, as_they_are: bool = False) -> Any:

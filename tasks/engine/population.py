@@ -329,11 +329,12 @@ class Population:
         around = self._keeping() if self.kept_bytes is None else None
         loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch(), around)  # [L]
         gradient = self.optimizer.gradient()
-        finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
+        largest = max_abs(gradient)
+        finite = loss - loss == largest - largest  # zero where finite, else NaN, which equals nothing
         kept = finite  # a step that is left out for a smaller loss scale ends no lane
         if self.optimizer.scaling.moves:
             kept = finite | (torch.isfinite(loss) & self.optimizer.scaling.move(finite))
-        self.diverged.copy_(torch.where(self.alive & ~kept, step, self.diverged))
+        torch.where(self.alive > kept, step, self.diverged, out=self.diverged)
         self.alive.logical_and_(kept)
         self.optimizer.step(gradient, self.alive & finite if kept is not finite else self.alive, step.view(1))
         self.record.write(step, self.experience.error if self.experience else loss)
