@@ -87,6 +87,7 @@ class Population:
         self.seed_index = self._of_lane(lanes)
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
+        self.first_rows = self.data_index[:, None] * self.problem.train_x.shape[1]
         recipes = [lane.recipe for lane in lanes]
         for recipe in recipes:
             check_rollout(recipe, task)
@@ -312,7 +313,7 @@ class Population:
             return self.experience.batch()
         assert self.batches
         rows = self.coresets.rows(self.batches(self.numerics.step)[self.seed_index])  # [L, B]
-        rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
+        rows = rows + self.first_rows
         batch = self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
         return self.teacher.taught(*batch) if self.teacher else batch
 

@@ -104,6 +104,7 @@ class LaneOptimizer:
         self.columns = {name: column([lane[name] for lane in named]) for name in named[0]}
         self.lr = lr[:, None]
         self.weight_decay = column([n.weight_decay for n in numbers]) if any(n.weight_decay for n in numbers) else None
+        self.no_decay = torch.zeros_like(self.lr)
         self.decaying = self._of_tensors(decays(model)).to(device)
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
         self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
@@ -210,7 +211,7 @@ class LaneOptimizer:
 
     def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
         """The whole update by one function, in place."""
-        decay = torch.zeros_like(self.lr) if self.weight_decay is None else self.weight_decay
+        decay = self.no_decay if self.weight_decay is None else self.weight_decay
         constants = (self.columns[name] for name in NUMBERS[1:6])
         numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
         decaying = None if self.weight_decay is None else self.decaying
