@@ -95,3 +95,22 @@ def test_only_weights_that_are_taken_in_bf16_have_one(recipe, copied):
     layers = [m for m in p.model.modules() if isinstance(m, QuantLinear)]
     assert {m.place.kind for m in layers if is_copied(m.weight)} == copied
     assert are_right(p)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_weights_that_are_changed_between_captured_steps_are_read_anew(device, monkeypatch):
+    """A captured step reads copies as they are, and what changes weights between two of them is not in it."""
+    task = msgspec.structs.replace(get_task("regression", "smoke+bf16"), steps=16)
+    found = []
+    for of in (lane_optimizer.taken_in_bf16, lambda model: [False for _ in model.parameters()]):
+        monkeypatch.setattr(lane_optimizer, "taken_in_bf16", of)
+        p = Population(task, [Lane(BF16, task.lr, seed) for seed in range(3)], device)
+        for step in range(task.steps):
+            if step in (2, 9, 13):
+                with torch.no_grad():
+                    weights(p)[0][1] *= -0.5
+            p.train_step(step)
+        found.append((p.optimizer.flat, evaluate(p)[0]))
+    (mine, loss), (bare, expected) = found
+    assert torch.equal(mine, bare)
+    assert torch.equal(loss, expected)
