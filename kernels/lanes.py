@@ -332,9 +332,10 @@ class LaneNumerics:
         b: Tensor | Stored,
         b_dim: int,
         dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S] of a
-        dtype.
+        dtype. out: where it is written, of its shape and dtype and each lane in one piece; None: a new tensor.
 
         a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]; b also codes that are converted, with what
         pads their rows. `layer` keys the random numbers.
@@ -345,7 +346,7 @@ class LaneNumerics:
             of.choose(a, b, use, (a_dim, b_dim))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
         qb = of.operand(second, b, replace(use, dim=b_dim), rotation)
-        return of.multiply(qa, qb, self.filled, Finish(dtype=dtype))
+        return of.multiply(qa, qb, self.filled, Finish(dtype=dtype, out=out))
 
     def forward(
         self,

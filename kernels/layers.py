@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.block_scales import BlockScales, trained_scales
+from fp4dse.kernels.destination import destination_of
 from fp4dse.kernels.factors import Factors, layers_of_factors, trained_factors
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
@@ -43,6 +44,7 @@ class _QuantLinear(Function):
         ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
     ) -> Tensor:
         rows = _columns(x, window, numerics, "fprop", layer) if window else _rounded("x", x, numerics, layer)
+        ctx.destination = destination_of(w)
         w = _rounded("w", w, numerics, layer)
         ctx.needs_forward_x = numerics.needs_forward_x(layer)
         ctx.saves_images = window is not None and (not ctx.needs_forward_x or numerics.can_requantize_x(layer))
@@ -74,8 +76,10 @@ class _QuantLinear(Function):
                 if ctx.needs_forward_x:
                     x, saved_x = numerics.requantize_x(layer, x)
             if ctx.needs_input_grad[1]:
-                dw = numerics.gemm("wgrad", layer, g, 1, x, 1)[:, :, : w.shape[2]]  # of codes also what pads x
+                to = None if ctx.destination is None or saved_w or codes is not None else ctx.destination.free
+                dw = numerics.gemm("wgrad", layer, g, 1, x, 1, out=to)[:, :, : w.shape[2]]  # of codes also what pads x
                 dw = numerics.backward("w", layer, dw, saved_w)  # [L, N, K]
+                dw = dw if ctx.destination is None else ctx.destination.take(dw)
             x = None  # columns take much, and so do their gradients
             if ctx.needs_input_grad[0]:
                 dtype = torch.float32 if ctx.window or saved_x else ctx.dtype

@@ -32,6 +32,7 @@ from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels import compiling
 from fp4dse.kernels.ops.adamw import NUMBERS
 from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.ops.rounded.copies import Copies
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS, LEVELS
 from fp4dse.kernels.quant.reading import columns_read_in_cpp
@@ -258,11 +259,14 @@ def adamw(
     alive: Tensor,
     numbers: Tensor,
     decaying: Tensor | None,
+    copies: Copies | None = None,
 ) -> None:
     """`ops.adamw`, in place."""
     tensors = flat, mean, square, gradient.contiguous(), alive, numbers.contiguous(), decaying
     pointers = [None if t is None else t.data_ptr() for t in tensors]
     _over(len(flat), flat.numel(), _library().adamw, *pointers, flat.shape[1])
+    if copies is not None:
+        copies.refresh(changed=True)
 
 
 def silu(x: Tensor) -> Tensor:

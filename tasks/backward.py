@@ -31,24 +31,28 @@ def backward(
     targets: Any,
     around: AbstractContextManager[Any] | None = None,
 ) -> Tensor:
-    """The task's mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss,
-    of which a teacher's distance may be a part. around: entered for the first part's forward pass."""
+    """The task's mean loss [L], detached. The gradients are the optimizer's (`gradient`): those of loss scale · mean
+    loss, of which a teacher's distance may be a part. around: entered for the first part's forward pass."""
     if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
+    optimizer.gradients.open()
     for part in range(parts):
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
         with numerics.temporarily(part=part):
             with around if around and not part else nullcontext():
-                loss, own = mean_losses(task, outputs(model, x), y)
+                loss, own = mean_losses(task, outputs(model, x, task.takes_bf16), y)
             scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
-            (scaled * (1 / parts)).sum().backward()  # a power of two: exact
+            scaled.backward(torch.full_like(scaled, 1 / parts))  # a power of two: exact
         losses.append(own.detach())
-    return sum(losses[1:], losses[0]) * (1 / parts)
+    return losses[0] if parts == 1 else sum(losses[1:], losses[0]) * (1 / parts)
 
 
-def outputs(model: nn.Module, inputs: Any) -> Any:
-    """Outputs of the model for a batch. BF16 outputs become FP32, in which losses are computed."""
+def outputs(model: nn.Module, inputs: Any, as_they_are: bool = False) -> Any:
+    """Outputs of the model for a batch. BF16 outputs become FP32, in which losses are computed, unless they are taken
+    as they are."""
+    if as_they_are:
+        return model(inputs)
     return map_tensors(lambda x: x.to(torch.float32) if x.dtype == torch.bfloat16 else x, model(inputs))
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ENGINE_REV = 8
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
-BYTES_PER_PARAMETER = 6 * 4
-"""Of a lane: weight, two moments, gradient as layers leave it and as one tensor, and one more while a step is taken."""
+BYTES_PER_PARAMETER = 5 * 4
+"""Of a lane: weight, two moments, gradient, and one more while a step is taken."""
 
 
 class Software(msgspec.Struct, frozen=True):

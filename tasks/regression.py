@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.ops.philox import STREAMS, normal
-from fp4dse.kernels.ops.squared_error import squared_error
+from fp4dse.kernels.ops.squared_error import mean_squared_error
 from fp4dse.tasks.data.tabular import Table, read_table
 from fp4dse.tasks.draws import seed_keys
 from fp4dse.tasks.task import Problem, Task
@@ -164,7 +164,9 @@ def _task(preset: str, summary: str, data: str, **numbers: Any) -> Task:
         rev=REV,
         summary=summary,
         model=Mlp,
-        loss=squared_error,
+        loss=mean_squared_error,
+        rounds_inputs=True,
+        takes_bf16=True,
         digest_of=lambda: digest,
         **numbers,
     )

@@ -44,7 +44,10 @@ class Task(msgspec.Struct, frozen=True):
                 or crops, the same for every recipe of a seed; None: the batch as it is
     model       (parameters [L, …], numerics) -> module from inputs to outputs, the lane axis first in every tensor
     loss        (outputs, targets) -> float32 [L, …]; the engine takes the mean over all but the lane axis. Outputs that
-                are BF16 it makes float32 before
+                are BF16 it makes float32 before, unless `takes_bf16`
+    rounds_inputs  the model rounds its inputs to `dtype` before all else, and nothing prepares them: training data are
+                kept so, and batches are gathered so
+    takes_bf16  loss and metrics take outputs in BF16 as they are, and compute in FP32
     metrics     name -> (outputs, targets) -> float32 [L, …], averaged over the held-out data; the first one is shown
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data, and the weights where they are given: hashed into `digest`
@@ -117,6 +120,8 @@ class Task(msgspec.Struct, frozen=True):
     samples: Callable[[], int] | None = None
     pretrain: Callable[[Sequence[int], str], dict[str, Tensor]] | None = None
     experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
+    rounds_inputs: bool = False
+    takes_bf16: bool = False
     replays: bool = False
     packed: bool = False
     recompute: bool = False

@@ -75,12 +75,15 @@ class EagerNumerics:
         b: Tensor,
         b_dim: int,
         dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
         a, b = (a if a_dim == 2 else a.mT), (b if b_dim == 2 else b.mT)
         a, b = nvfp4(a.contiguous()), nvfp4(b.contiguous())
         if a.is_cuda:
-            return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
-        return torch.bmm(a, b.mT)
+            product = torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
+        else:
+            product = torch.bmm(a, b.mT)
+        return product if out is None else out.copy_(product)
 
     def split(self, _layer: int) -> None:
         """There is one lane."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp4dse.kernels.ops.squared_error import squared_error
+from fp4dse.kernels.ops.squared_error import mean_squared_error
 from fp4dse.tasks.data.shapes import COLOURED, LARGE
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.frechet import frechet_distance, reference, sample_sheet
@@ -93,7 +93,8 @@ def _task(preset: str, size: Preset) -> Task:
         rev=REV,
         summary=f"noise in {size.source}, {size.model.name}",
         prepare=partial(noised, size.data),
-        loss=squared_error,
+        loss=mean_squared_error,
+        takes_bf16=True,
         finish=partial(_finish, size),
         shown="fid",
         better="lower",

@@ -64,7 +64,7 @@ def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
         loss, found = p.experience.examine(x, y)
     else:
         inputs, targets = p.prepared(x, y)
-        out = outputs(p.model, inputs)
+        out = outputs(p.model, inputs, task.takes_bf16)
         loss, found = task.loss(out, targets), {name: metric(out, targets) for name, metric in task.metrics.items()}
     return lane_mean(loss) * weight, {name: lane_mean(metric) * weight for name, metric in found.items()}
 

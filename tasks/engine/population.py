@@ -60,6 +60,8 @@ class Population:
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
+        if task.rounds_inputs:
+            data["train_x"] = data["train_x"].to(getattr(torch, task.dtype))
         self.problem = Problem(**data, init={})
         self.batches: Batches | None = None
         if not task.rolls_out:
@@ -85,6 +87,7 @@ class Population:
         self.seed_index = self._of_lane(lanes)
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
+        self.first_rows = self.data_index[:, None] * self.problem.train_x.shape[1]
         recipes = [lane.recipe for lane in lanes]
         for recipe in recipes:
             check_rollout(recipe, task)
@@ -276,6 +279,7 @@ class Population:
 
     def _run(self, phase: Hashable, function: Callable[[], None]) -> None:
         """Call a function of the present phase; on a GPU, after the first few calls, by replaying the captured one."""
+        self.optimizer.refresh()
         if self.stream is None:
             function()
             return
@@ -318,14 +322,15 @@ class Population:
             return self.experience.batch()
         assert self.batches
         rows = self.coresets.rows(self.batches(self.numerics.step)[self.seed_index])  # [L, B]
-        rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
+        rows = rows + self.first_rows
         batch = self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
         return self.teacher.taught(*batch) if self.teacher else batch
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
         """Find out what the forward pass keeps for the backward pass, in the first step, which is never captured."""
-        with keeping(self.model.parameters()) as kept:
+        copies = [] if self.optimizer.copies is None else [self.optimizer.copies.values]
+        with keeping([*self.model.parameters(), *copies]) as kept:
             yield
         self.kept_bytes = kept.bytes()
 
@@ -334,11 +339,12 @@ class Population:
         around = self._keeping() if self.kept_bytes is None else None
         loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch(), around)  # [L]
         gradient = self.optimizer.gradient()
-        finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
+        largest = max_abs(gradient)
+        finite = loss - loss == largest - largest  # zero where finite, else NaN, which equals nothing
         kept = finite  # a step that is left out for a smaller loss scale ends no lane
         if self.optimizer.scaling.moves:
             kept = finite | (torch.isfinite(loss) & self.optimizer.scaling.move(finite))
-        self.diverged.copy_(torch.where(self.alive & ~kept, step, self.diverged))
+        torch.where(self.alive > kept, step, self.diverged, out=self.diverged)
         self.alive.logical_and_(kept)
         self.optimizer.step(gradient, self.alive & finite if kept is not finite else self.alive, step.view(1))
         self.record.write(step, self.experience.error if self.experience else loss)

@@ -115,4 +115,4 @@ def _score(task: Task, population: Population, numerics: Scoring, model: torch.n
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         inputs = inputs.detach().requires_grad_()  # or the first layer's input would have no gradient
     model.zero_grad()
-    lane_mean(task.loss(outputs(model, inputs), targets)).sum().backward()
+    lane_mean(task.loss(outputs(model, inputs, task.takes_bf16), targets)).sum().backward()

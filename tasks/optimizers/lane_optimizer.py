@@ -6,10 +6,14 @@ steps lies on the device, from which a captured step reads its row, and is writt
 
 Weight decay acts on the weights of products alone: the parameter `weight` of modules that have a `place`. Biases,
 norms, positions and embedding tables do not decay.
+
+Weights that products take in BF16 have a copy in it beside them, which a step makes anew, so that no forward pass
+rounds them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -26,7 +30,10 @@ from fp4dse.kernels.learned import ClipParameter
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
+from fp4dse.kernels.ops.rounded import keep_copy
+from fp4dse.kernels.ops.rounded.copies import Copies
 from fp4dse.tasks.optimizers import adamw, muon, ramped, sgd, stable_spam
+from fp4dse.tasks.optimizers.gradients import Gradients, layers_with_whole_weights
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
 from fp4dse.tasks.optimizers.learned import Learned
 from fp4dse.tasks.optimizers.loss_scales import LossScales
@@ -67,6 +74,9 @@ class LaneOptimizer:
         self.flat = torch.cat([p.detach().reshape(lanes, -1) for p in self.parameters], dim=1)
         for p, view in zip(self.parameters, self.flat.split(self.sizes, 1), strict=True):
             p.data = view.view(p.shape)
+        self.copies = self._copies(model)
+        """In BF16, of the weights that products take so; None where there are none."""
+        self.gradients = Gradients(model, self.sizes, self.flat)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
         self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
         self.learned = Learned(model, self.tensors, device)
@@ -94,6 +104,7 @@ class LaneOptimizer:
         self.columns = {name: column([lane[name] for lane in named]) for name in named[0]}
         self.lr = lr[:, None]
         self.weight_decay = column([n.weight_decay for n in numbers]) if any(n.weight_decay for n in numbers) else None
+        self.no_decay = torch.zeros_like(self.lr)
         self.decaying = self._of_tensors(decays(model)).to(device)
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
         self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
@@ -104,6 +115,14 @@ class LaneOptimizer:
         self.table = torch.zeros(min(TABLE_STEPS, len(lr_factors)), some, len(self.distinct), device=device)
         self.first: int | None = None  # step of the table's first row
         self.prepare(0)
+
+    def _copies(self, model: nn.Module) -> Copies | None:
+        chosen, starts = [], itertools.accumulate(self.sizes, initial=0)
+        for parameter, start, has_copy in zip(self.parameters, starts, taken_in_bf16(model), strict=False):
+            keep_copy(parameter, None)  # of an optimizer before this one
+            if has_copy:
+                chosen.append((parameter, start))
+        return Copies(chosen, self.flat.shape[1]) if chosen else None
 
     def _of_tensors(self, flags: Sequence[bool]) -> Tensor:
         """bool [P] of a flag for each tensor of parameters."""
@@ -125,12 +144,16 @@ class LaneOptimizer:
     def _lr_factor(self, step: int, n: Numbers) -> float:
         return schedule_factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
 
+    def refresh(self) -> None:
+        """Make the copies of weights that were changed between steps anew; to be called before a captured step is
+        replayed, which reads them as they are."""
+        if self.copies is not None:
+            self.copies.refresh()
+
     def gradient(self) -> Tensor:
         """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
         self.learned.take_note()
-        out = torch.cat([p.grad.reshape(len(p), -1) for p in self.parameters], dim=1)  # type: ignore[union-attr]
-        for p in self.parameters:
-            p.grad = None
+        out = self.gradients.take()
         return out if self.loss_scale is None else out / self.loss_scale[:, None]
 
     @property
@@ -168,6 +191,8 @@ class LaneOptimizer:
             return
         for of in pieces(gradient):
             self._update(of, gradient[of], alive[of, None], lr_factor[of], [n[of] for n in numbers])
+        if self.copies is not None:
+            self.copies.refresh(changed=True)
 
     def _update(self, of: slice, gradient: Tensor, keep: Tensor, lr_factor: Tensor, numbers: Sequence[Tensor]) -> None:
         """The update of some lanes, which have all arguments but the first."""
@@ -186,14 +211,15 @@ class LaneOptimizer:
 
     def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
         """The whole update by one function, in place."""
-        decay = torch.zeros_like(self.lr) if self.weight_decay is None else self.weight_decay
+        decay = self.no_decay if self.weight_decay is None else self.weight_decay
         constants = (self.columns[name] for name in NUMBERS[1:6])
         numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
         decaying = None if self.weight_decay is None else self.decaying
         if self.ramps:
-            ramped.adamw(self.flat, self.kept, gradient, alive, numbers, decaying)
+            ramped.adamw(self.flat, self.kept, gradient, alive, numbers, decaying, self.copies)
         else:
-            adamw_step(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
+            momenta = self.kept["mean"], self.kept["square"]
+            adamw_step(self.flat, *momenta, gradient, alive, numbers, decaying, self.copies)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""
@@ -220,6 +246,14 @@ def decays(model: nn.Module) -> list[bool]:
     products = {id(m.weight) for m in model.modules() if hasattr(m, "place")}
     products |= {id(of) for m in model.modules() if isinstance(m, Factors) for of in (m.u, m.v)}
     return [id(p) in products for p in model.parameters()]
+
+
+def taken_in_bf16(model: nn.Module) -> list[bool]:
+    """True for each of the model's parameters that is the weight of a product which takes it in BF16, in the order of
+    `parameters()`."""
+    layers = layers_with_whole_weights(model)
+    found = {id(m.weight) for m in layers if m.numerics.common_dtype("w", m.layer, m.weight.dtype) == torch.bfloat16}
+    return [id(p) in found for p in model.parameters()]
 
 
 def hidden_matrices(model: nn.Module) -> list[tuple[int, int] | None]:

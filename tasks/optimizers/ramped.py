@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.ops.adamw import NUMBERS, adam, pieces
+from fp4dse.kernels.ops.rounded.copies import Copies
 
 
 def state(flat: Tensor) -> dict[str, Tensor]:
@@ -43,6 +44,7 @@ def adamw(
     alive: Tensor,
     numbers: Tensor,
     decaying: Tensor | None,
+    copies: Copies | None = None,
 ) -> None:
     """One step in place; arguments as of kernels.ops.adamw.adamw, kept: its momenta and `state`."""
     for of in pieces(flat):
@@ -64,3 +66,5 @@ def adamw(
         flat[of].copy_(torch.where(alive[of, None], flat[of] - n["step"] * update, flat[of]))
         for name, value in new.items():
             here[name].copy_(torch.where(alive[of, None], value, here[name]))
+    if copies is not None:
+        copies.refresh(changed=True)

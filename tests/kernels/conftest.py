@@ -65,6 +65,7 @@ def place(request):
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
         for name, twin in (("unknown", _same), ("opaque", _same), ("address", _address)):
             patch.setattr(modules["tiles"], name, twin)
+        patch.setattr(modules["silu"], "quotient", _quotient)
         patch.setattr(modules["codes"], "saturated", _saturated)
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
@@ -124,6 +125,10 @@ def _same(x):
 
 def _address(start, n, apart):
     return start + n.to(tl.int64) * apart
+
+
+def _quotient(a, e):
+    return tl.div_rn(a, 1.0 + e)
 
 
 def _saturated(x, factor, add):

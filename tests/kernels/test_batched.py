@@ -165,6 +165,10 @@ def test_on_a_gpu_a_finished_product_has_the_same_bits_in_any_company(columns, n
         )
         among = batched.multiply(a, b, finish=end)
         assert among.dtype == end.dtype
+        apart = torch.full((lanes, rows * wide // 8 * 8 + 24), torch.nan, dtype=end.dtype, device="cuda")
+        out = apart[:, 8 : 8 + rows * wide].view(among.shape)  # as in a tensor of all gradients
+        assert batched.multiply(a, b, finish=end._replace(out=out)).data_ptr() == out.data_ptr()
+        assert torch.equal(out, among), (rows, wide, k)
         for n in (1, 2, 7):
             of = torch.randperm(lanes, generator=torch.Generator().manual_seed(n))[:n].cuda()
             few = end._replace(
@@ -205,6 +209,11 @@ def test_a_tile_is_finished_as_a_whole_product_is(place, columns, name):
         got = run(a, b, finish=finish)
         assert got.dtype == finish.dtype
         assert torch.equal(got, batched.finished(product, finish))
+        apart = torch.full((2, got[0].numel() + 8), torch.nan, dtype=finish.dtype, device=place.device)
+        out = apart[:, 4:-4].view(got.shape)
+        assert run(a, b, finish=finish._replace(out=out)).data_ptr() == out.data_ptr()
+        assert torch.equal(out, got)
+        assert apart[:, [0, 1, 2, 3, -4, -3, -2, -1]].isnan().all()
         alone = finish._replace(**{k: getattr(finish, k)[1:] for k in FINISHES[name] if k != "dtype"})
         assert torch.equal(run(a[1:], b[1:], finish=alone), got[1:])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp4dse.kernels.ops.sums import lane_sum, wide_sum
+from fp4dse.kernels.ops.sums import divided, lane_mean, lane_sum, wide_sum
 
 
 def same(here: torch.Tensor, there: torch.Tensor) -> bool:
@@ -58,3 +58,17 @@ def test_a_lane_sum_hands_its_gradient_to_every_term():
     x = torch.randn(2, 7, 3, requires_grad=True)
     (lane_sum(x, 1) * torch.arange(3)).sum().backward()
     assert torch.equal(x.grad, torch.arange(3.0).expand(2, 7, 3))
+
+
+def test_a_total_is_divided_as_by_a_number_of_its_own():
+    total = torch.randn(100, generator=torch.Generator().manual_seed(1)) * torch.exp2(torch.arange(100) * 2.5 - 140)
+    total[:3] = torch.tensor([torch.inf, torch.nan, -0.0])
+    for count in (1, 2, 3, 64, 100, 2**17):
+        found, expected = divided(total, count), (total.double() / count).float()
+        assert torch.equal(found.view(torch.int32)[2:], expected.view(torch.int32)[2:]), count
+        assert torch.equal(found[:2].isnan(), expected[:2].isnan())
+
+
+def test_the_mean_of_one_number_a_lane_is_that():
+    x = torch.randn(3)
+    assert lane_mean(x) is x

@@ -126,6 +126,28 @@ def test_all_that_passes_between_layers_is_bf16(eager, name, preset):
     assert sum(dtype != BF16 for dtype in first.values()) <= 2  # images and times as they come
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
+def test_inputs_that_a_model_rounds_first_are_gathered_rounded(recipe):
+    task = short("regression", "smoke+bf16", 3)
+    states = []
+    for rounds in (True, False):
+        p = Population(
+            msgspec.structs.replace(task, rounds_inputs=rounds), [Lane(Recipe.named(recipe), task.lr, 0)] * 2, "cpu"
+        )
+        assert [of.dtype for of in p._batch()] == [BF16 if rounds else torch.float32, torch.float32]
+        for step in range(task.steps):
+            p.train_step(step)
+        states.append(p.state(task.steps))
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_nothing_prepares_inputs_that_are_kept_rounded():
+    tasks = [get_task(name, preset) for name, presets in TASKS.items() for preset in presets if "smoke" in preset]
+    assert {task.name for task in tasks if task.rounds_inputs} == {"regression"}
+    assert all(task.prepare is None for task in tasks if task.rounds_inputs)
+
+
 def kept_bytes(name, preset):
     """What a forward pass keeps for the backward pass, parameters apart."""
     task = short(name, preset, 2)

@@ -5,7 +5,8 @@
     w      <- w - lr · update
 
 Each operation is a single IEEE rounding, so that a lane's bits depend neither on its neighbours nor on the device. It
-is memory that bounds a step: one kernel reads and writes each tensor once, single operations do so 22 times.
+is memory that bounds a step: one kernel reads and writes each tensor once, single operations do so 22 times. Copies in
+BF16, which some weights have, are written by the same kernel, which has the new numbers at hand.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.elementary import sqrt
+from fp4dse.kernels.ops.rounded.copies import Copies
 
 _ADAMW = Operation(__name__, native=True)
 
@@ -43,14 +45,18 @@ def adamw(
     alive: Tensor,
     numbers: Tensor,
     decaying: Tensor | None,
+    copies: Copies | None = None,
 ) -> None:
     """One step in place: flat, mean, square, gradient [L, P]; alive bool [L]: the others keep their bits; numbers
-    [L, 9] as in NUMBERS; decaying bool [P]: the elements that have weight decay, None for none."""
+    [L, 9] as in NUMBERS; decaying bool [P]: the elements that have weight decay, None for none; copies: of views into
+    flat, None for none."""
     if kernels := _ADAMW.kernels(gradient):
-        kernels.adamw(flat, mean, square, gradient, alive, numbers, decaying)
+        kernels.adamw(flat, mean, square, gradient, alive, numbers, decaying, copies)
         return
     for of in pieces(flat):
         _adamw(flat[of], mean[of], square[of], gradient[of], alive[of], numbers[of], decaying)
+    if copies is not None:
+        copies.refresh(changed=True)
 
 
 def _adamw(

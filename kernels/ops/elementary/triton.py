@@ -27,7 +27,8 @@ _INF = tl.constexpr(math.inf)
 def exp_nonpositive(x):
     """exp(max(x, -87)) of float32 x <= 0."""
     y = tl.maximum(x, -87.0, propagate_nan=_ALL)
-    n = (y * _LOG2E + _TO_INTEGER) - _TO_INTEGER  # to nearest, ties to even
+    sum_ = y * _LOG2E + _TO_INTEGER  # n, to nearest with ties to even, in its last bits
+    n = sum_ - _TO_INTEGER
     r = (y - n * _LN2_HIGH) - n * _LN2_LOW
     p = r * _C0 + _C1
     p = p * r + _C2
@@ -36,7 +37,7 @@ def exp_nonpositive(x):
     p = p * r + _C5
     p = p * r + 1.0
     p = p * r + 1.0
-    return p * (n.to(tl.int32) + 127 << 23).to(tl.float32, bitcast=True)
+    return p * (sum_.to(tl.int32, bitcast=True) + 127 << 23).to(tl.float32, bitcast=True)  # shifts all but n out
 
 
 @triton.jit

@@ -51,12 +51,16 @@ ALIGNED = 16
 
 class Finish(NamedTuple):
     """The rest of a product [L, R, S], in this order: times the factor of a ([L] or [L, R]), times that of b ([L] or
-    [L, S]), plus a bias [L, S], each float32 or None; then rounded to a dtype."""
+    [L, S]), plus a bias [L, S], each float32 or None; then rounded to a dtype.
+
+    out: where the result is written, [L, R, S] of that dtype, each lane in one piece; None: a new tensor
+    """
 
     factor_a: Tensor | None = None
     factor_b: Tensor | None = None
     bias: Tensor | None = None
     dtype: torch.dtype = torch.float32
+    out: Tensor | None = None
 
     @property
     def is_of_dtype_alone(self) -> bool:
@@ -84,7 +88,9 @@ def finished(product: Tensor, finish: Finish) -> Tensor:
     product = scaled(product, finish.factor_a, finish.factor_b)
     if finish.bias is not None:
         product = product.add_(finish.bias[:, None, :])
-    return product.to(finish.dtype)
+    if finish.out is None or product is finish.out:
+        return product.to(finish.dtype)
+    return finish.out.copy_(product)
 
 
 def multiply(a: Tensor, b: Tensor, fp32: str = "ieee", finish: Finish = AS_IT_IS) -> Tensor:
@@ -97,16 +103,18 @@ def multiply(a: Tensor, b: Tensor, fp32: str = "ieee", finish: Finish = AS_IT_IS
     if is_tiled(a, b, finish) and (kernels := _PRODUCTS.kernels(a)):
         return kernels.tiled(a, b, finish)
     dtype = finish.dtype if finish.is_of_dtype_alone and a.dtype == finish.dtype else torch.float32
-    return finished(by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32, dtype), finish)
+    out = finish.out if finish.dtype == dtype else None
+    return finished(by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32, dtype, out), finish)
 
 
-def _on_gpu(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """dtype: what the sums, which are FP32, are rounded to; that of the operands, or float32."""
+def _on_gpu(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    """dtype: what the sums, which are FP32, are rounded to; that of the operands, or float32. out: of it, where they
+    are rather written than to a new tensor; it is not, where a single matrix is multiplied twice."""
     with _math(fp32):
         if is_large(a, b):
-            return one_by_one(a, b, dtype)
+            return one_by_one(a, b, dtype, out)
         if len(a) > 1:
-            return _batch(a, b, dtype)
+            return _batch(a, b, dtype, out)
         return _batch(twice(a), twice(b), dtype)[:1]
 
 
@@ -150,7 +158,7 @@ def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
     """A product [L, R, S] times the factors of its operands, in place: a [L] or [L, R], then b [L] or [L, S]."""
     plain = [t for t in (a, b) if t is not None and t.dim() == 1]
     of_lanes = plain and len(plain) == (a is not None) + (b is not None)
-    if of_lanes and product.is_contiguous() and (kernels := _PRODUCTS.kernels(product)):
+    if of_lanes and product[0].is_contiguous() and (kernels := _PRODUCTS.kernels(product)):
         return kernels.scale(product, plain[0], plain[1] if len(plain) > 1 else None)
     if a is not None:
         product.mul_(a.view(len(product), -1, 1))
@@ -177,9 +185,9 @@ def is_large(a: Tensor, b: Tensor) -> bool:
     return work >= LARGE_WORK and result >= LARGE_RESULT and not is_narrow(a, b)
 
 
-def one_by_one(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def one_by_one(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
     """The products, each computed by itself and written to its place in the result."""
-    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=dtype)
+    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=dtype) if out is None else out
     more = {} if a.dtype == dtype else {"out_dtype": dtype}
     for x, y, product in zip(a, b, out, strict=True):
         torch.mm(x, y.mT, out=product, **more)
@@ -201,16 +209,18 @@ def _aligned(x: Tensor) -> bool:
     return all(place * x.element_size() % ALIGNED == 0 for place in places)
 
 
-def _batch(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _batch(a: Tensor, b: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     if a.dtype == dtype:
-        return torch.bmm(a, b.mT)
-    return torch.bmm(a, b.mT, out_dtype=dtype)
+        return torch.bmm(a, b.mT, out=out)
+    return torch.bmm(a, b.mT, out_dtype=dtype, out=out)
 
 
-def _in_lines(a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32) -> Tensor:
+def _in_lines(
+    a: Tensor, b: Tensor, fp32: str, dtype: torch.dtype = torch.float32, _out: Tensor | None = None
+) -> Tensor:
     """The products on a CPU, of matrices padded with zeros so that each begins a cache line; zeros add nothing.
 
-    fp32, dtype: as on a GPU; here there is one way, in float32.
+    fp32, dtype: as on a GPU; here there is one way, in float32, and a new tensor, in which each matrix begins a line.
     """
     if len(a) == 1:
         return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1), fp32, dtype)[:1]

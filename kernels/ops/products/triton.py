@@ -83,6 +83,7 @@ def _product_kernel(
     b_lane,
     b_row,
     b_along,
+    out_lane,
     part,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
@@ -97,7 +98,7 @@ def _product_kernel(
     """One tile, finished.
 
     PARTS: the contraction is cut in parts of `part`, which take turns along the second axis. WHOLE: no tile reaches
-    beyond an operand.
+    beyond an operand. out_lane: numbers from a lane of the result, with all its parts, to the next.
     """
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
     lane, number = (tl.program_id(0) // (down * across)).to(tl.int64), tl.program_id(1)
@@ -123,8 +124,8 @@ def _product_kernel(
         a_ptr += ALONG * a_along
         b_ptr += ALONG * b_along
     out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
-    lane_out = lane * tl.num_programs(1) + number if PARTS else lane
-    at = (lane_out * rows + row)[:, None] * columns + column[None, :]
+    out_ptr += lane * out_lane
+    at = ((number * rows + row) if PARTS else row)[:, None] * columns + column[None, :]
     out = out.to(out_ptr.dtype.element_ty)
     if WHOLE:
         tl.store(out_ptr + at, out)
@@ -191,6 +192,7 @@ def _described_kernel(
     rows,
     columns,
     length,
+    out_lane,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALONG: tl.constexpr,
@@ -204,7 +206,8 @@ def _described_kernel(
     """One tile, finished, of operands that the copy engine loads, all lanes one below the other.
 
     A_LAST, B_LAST: whether the contraction is along the last axis of what is loaded. GROUP: programs that run at a time
-    take so many tiles below one another, so that they share both operands in the cache.
+    take so many tiles below one another, so that they share both operands in the cache. out_lane: numbers from a lane
+    of the result to the next.
     """
     lane = tl.program_id(1)
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
@@ -219,18 +222,19 @@ def _described_kernel(
     row, column = row0 + tl.arange(0, ROWS).to(tl.int64), column0 + tl.arange(0, COLUMNS).to(tl.int64)
     lane = lane.to(tl.int64)
     out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
-    at = (lane * rows + row)[:, None] * columns + column[None, :]
+    at = lane * out_lane + row[:, None] * columns + column[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), (row < rows)[:, None] & (column < columns)[None, :])
 
 
 @triton.jit
-def _scale_kernel(x_ptr, a_ptr, b_ptr, n, BOTH: tl.constexpr, TILE: tl.constexpr):
+def _scale_kernel(x_ptr, a_ptr, b_ptr, n, apart, BOTH: tl.constexpr, TILE: tl.constexpr):
+    """x: [L, n], lanes `apart` from one another."""
     lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    x = tl.load(x_ptr + lane * n + at, at < n, 0.0) * tl.load(a_ptr + lane)
+    x = tl.load(x_ptr + lane * apart + at, at < n, 0.0) * tl.load(a_ptr + lane)
     if BOTH:
         x = x * tl.load(b_ptr + lane)
-    tl.store(x_ptr + lane * n + at, x, at < n)
+    tl.store(x_ptr + lane * apart + at, x, at < n)
 
 
 def multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish = AS_IT_IS) -> Tensor:
@@ -294,12 +298,13 @@ def _has_copy_engine(device: torch.device) -> bool:
 def described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
     """A product in tiles that the copy engine loads, if `are_described`."""
     (lanes, rows, length), columns = a.shape, b.shape[1]
-    out = a.new_empty(lanes, rows, columns, dtype=finish.dtype)
+    out = a.new_empty(lanes, rows, columns, dtype=finish.dtype) if finish.out is None else finish.out
     programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
     operands = _description(a, tiles.rows, tiles.along), _description(b, tiles.columns, tiles.along)
     factors, constants = _constants(finish, out, tiles)
     last = {"A_LAST": a.stride(2) == 1, "B_LAST": b.stride(2) == 1}
-    _described_kernel[programs](*operands, out, *factors, rows, columns, length, GROUP=GROUP, **last, **constants)
+    sizes = rows, columns, length, out.stride(0)
+    _described_kernel[programs](*operands, out, *factors, *sizes, GROUP=GROUP, **last, **constants)
     return out
 
 
@@ -325,16 +330,18 @@ def _multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish, tiles: Tiles, par
     parts = max(1, triton.cdiv(length, part))
     # what is computed with fused multiply-adds (FP32), or in parts, is finished afterwards
     within = finish if parts == 1 and a.dtype == torch.bfloat16 else AS_IT_IS
-    out = a.new_empty(lanes, parts, rows, columns, dtype=within.dtype)
+    product = finish.out if parts == 1 and finish.dtype == within.dtype else None
+    out = a.new_empty(lanes, parts, rows, columns, dtype=within.dtype) if product is None else product[:, None]
     whole = not (rows % tiles.rows or columns % tiles.columns or length % tiles.along)
     factors, constants = _constants(within, out, tiles)
     constants |= {"PRECISION": fp32, "PARTS": parts > 1, "WHOLE": whole and parts == 1}
     constants["enable_fp_fusion"] = a.dtype == torch.float32
     down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     programs = launch_grid(lanes * down * across, parts)
-    sizes = rows, columns, length, *a.stride(), *b.stride(), part
+    sizes = rows, columns, length, *a.stride(), *b.stride(), out.stride(0), part
     _product_kernel[programs](a, b, out, *factors, *sizes, **constants)
-    product = out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)
+    if product is None:
+        product = out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)
     return product if within is finish else finished(product, finish)
 
 
@@ -363,9 +370,9 @@ def part_of(length: int, tiles: int, along: int) -> int:
 
 
 def scale(x: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
-    """x [L, …], contiguous, times a [L], then times b [L]; in place."""
+    """x [L, …], each lane in one piece, times a [L], then times b [L]; in place."""
     n = x[0].numel()
     _scale_kernel[launch_grid(triton.cdiv(n, TILE), len(x))](
-        x, a.contiguous(), a if b is None else b.contiguous(), n, BOTH=b is not None, **FLAT
+        x, a.contiguous(), a if b is None else b.contiguous(), n, x.stride(0), BOTH=b is not None, **FLAT
     )
     return x

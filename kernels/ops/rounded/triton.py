@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,9 +21,8 @@ def _rounded_kernel(x_ptr, out_ptr, n, apart, TILE: tl.constexpr):
     tl.store(out_ptr + lane * n + at, x.to(tl.bfloat16), at < n)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """x, float32 [L, …] with each lane in one piece, in bfloat16."""
+def rounded(x: Tensor, out: Tensor) -> Tensor:
+    """x, float32 [L, …] with each lane in one piece, written to `out`, bfloat16 in one piece."""
     n = x[0].numel()
-    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     _rounded_kernel[launch_grid(triton.cdiv(n, _TILE), len(x))](x, out, n, x.stride(0), TILE=_TILE, num_warps=8)
     return out

@@ -53,10 +53,14 @@ def _tree(x: Tensor, dim: int) -> Tensor:
 
 def lane_mean(x: Tensor) -> Tensor:
     """Mean of everything but the lane axis: [L, …] -> [L]."""
+    if x.dim() == 1:
+        return x
     flat = x.reshape(len(x), -1)
     return divided(lane_sum(flat, 1), flat.shape[1])
 
 
 def divided(total: Tensor, count: int) -> Tensor:
-    """total / count. By a number, a GPU would multiply with its inverse."""
+    """total / count. By a number, a GPU would multiply with its inverse, which is the same for a power of two alone."""
+    if count and not count & (count - 1):
+        return total * (1 / count)
     return total / torch.full_like(total, count)
