@@ -64,7 +64,8 @@ def matched(
         label = facts["recipe_label"].first().reindex(recipes).to_numpy()
         diverged = facts["diverged"].any().reindex(recipes).to_numpy()
         usable = np.isfinite(gaps).any(axis=1) & np.isfinite(value) & ~diverged
-        gaps, value, label, recipes = gaps[usable], value[usable], label[usable], recipes[usable]
+        rising = np.flatnonzero(usable)[np.argsort(recipes[usable])]  # what is simulated does not depend on their order
+        gaps, value, label, recipes = gaps[rising], value[rising], label[rising], recipes[rising]
         if not len(recipes):
             continue
         mean, windows = np.nanmean(gaps, axis=1), _windows(value, tolerance)
