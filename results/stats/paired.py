@@ -276,7 +276,11 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """COMPARED of rows with loss, baseline_loss, gap and gap_matched."""
-    excess = np.where(np.isfinite(rows["gap"].astype(float)), rows["gap"] - rows["gap_matched"], 0.0)
+    with np.errstate(invalid="ignore"):  # of a diverged row inf - inf
+        excess = rows["gap"].to_numpy(float) - rows["gap_matched"].to_numpy(float)
+    plain = {PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]}
+    own_is_plain = rows["baseline_id"].isin(plain) if "baseline_id" in rows else True  # it needs no BF16 of the seed
+    excess = np.where(own_is_plain, 0.0, excess)
     shares = are_shares(rows)
     return {
         "log_loss": levels(rows["loss"], shares) - excess,

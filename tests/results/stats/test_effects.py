@@ -8,6 +8,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results import effects
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.least_squares import fit, sum_to_zero, undetermined
+from fp4dse.results.stats.paired import PLAIN
 
 SR, RHT, SCALE = "*.g.rounding", "wgrad.rotation", "*.scale"
 KNOBS = (SCALE, "*.tensor_scale", SR, "forward.rounding", RHT)
@@ -243,7 +244,7 @@ def test_factors_that_only_change_together_have_no_effect_of_their_own():
 
 def test_without_a_baseline_effects_stand_and_means_are_unknown():
     runs = generated(KNOBS, truth=planted)
-    with_, without = effects(runs), effects(runs[~runs["is_baseline"]])
+    with_, without = effects(runs), effects(runs[~runs["is_baseline"]].assign(baseline_id=PLAIN))
     assert without["effect"].tolist() == pytest.approx(with_["effect"].tolist())
     assert without["mean"].isna().all()
 
