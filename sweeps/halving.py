@@ -72,7 +72,8 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 def replay(store: Store, halving: Halving) -> list[Replay]:
-    """Apply rungs to the finished screened runs of a store, per setting; populations of one recipe say nothing and stay out.
+    """Apply rungs to the finished screened runs of a store, per setting; populations of one recipe say nothing and stay
+    out.
 
     A population is what was trained together, by a sweep or as part of a batch of a search: the runs of one job, which
     share their time of writing. The loss at a rung is the mean of the stored training curve over the last TAIL of the

@@ -72,7 +72,7 @@ class Setting:
             for context in self.contexts.values():
                 met = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
                 if len(met):
-                    of = met[STAGE].iloc[0] or "sweep"
+                    of = met[STAGE].fillna("sweep").iloc[0]
                     accepted = f"seeds that no row of another stage has, or another store: `{of}` trained this one"
                     raise ConfigError("--seeds", int(met["seed"].iloc[0]), accepted)
         return seeds

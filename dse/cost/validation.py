@@ -2,10 +2,10 @@
 
 `published.toml` holds the measured numbers in two parts that share none. Single kernels and BF16 throughputs are what
 shares of peaks and scenarios were chosen from (`fits`). Ratios of two runs of one source, of whole models or of a layer
-alone, were used for nothing (`ratios`): how far the model is from them is its error. The BF16 runs of some are among the
-throughputs, and what is beside a modelled step follows from these (`over_is_fitted`). To see if the order of recipes
-depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced again on the default
-model and chip.
+alone, were used for nothing (`ratios`): how far the model is from them is its error. The BF16 runs of some are among
+the throughputs, and what is beside a modelled step follows from these (`over_is_fitted`). To see if the order of
+recipes depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced again on the
+default model and chip.
 """
 
 from __future__ import annotations

@@ -90,6 +90,8 @@ def test_seeds_that_judged_candidates_are_not_screened(store, tmp_path):
         screen(tmp_path, seeds=[5, 101])
     with pytest.raises(ConfigError, match=r"--seeds: found 101; .*`confirm`"):
         plan_sweep(SPACE, tasks=TASKS, seeds=[5, 101], store=store.path)
+    with pytest.raises(ConfigError, match=r"--seeds: found 0; .*`sweep`"):
+        screen(tmp_path, seeds=[0], stage="confirm")
     screen(tmp_path, seeds=[5])
 
 

@@ -98,7 +98,7 @@ def test_a_grid_of_ones_own_is_all_that_counts_in_a_store_that_was_tuned_before(
 
 def test_rates_are_chosen_on_seeds_that_are_not_reported_whatever_the_store_has(swept, tmp_path):
     store = copied(swept, tmp_path)
-    with pytest.raises(ConfigError, match=r"--seeds: found 3000; accepted: seeds that no row of another stage .*`tune`"):
+    with pytest.raises(ConfigError, match=r"--seeds: found 3000; accepted: seeds that no row .*`tune`"):
         run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=SEEDS, store=store, **LOWEST)
     new = str(tmp_path / "screened" / "store")
     run_sweep(RECIPES[:1], tasks=TASKS, seeds=SEEDS, store=new, **LOWEST)

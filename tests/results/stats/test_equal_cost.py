@@ -47,9 +47,9 @@ def test_rivals_are_those_of_the_definition(tolerance):
     windows, draws = _windows(value, tolerance), np.stack([gap, -gap])
     rival = _rivals(windows, draws)
     assert sorted(i for window in windows for i in window.own) == list(range(40))
-    for window, i in ((window, i) for window in windows for i in window.own):
+    for members, i in ((window.members, i) for window in windows for i in window.own):
         others = [j for j in range(40) if j != i and abs(value[j] - value[i]) <= tolerance * value[i] + 1e-9]
-        assert set(window.members) == {i, *others}
+        assert set(members) == {i, *others}
         for losses, row in zip(draws, rival, strict=True):
             assert row[i] == min(others, key=lambda j: losses[j], default=i)
 
