@@ -125,7 +125,7 @@ def versus_one(
 
 
 def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFrame) -> NDArray[np.float64]:
-    """What log losses may be after all [draws, recipes], from the posterior of distinct recipes. distinct: [recipes,
+    """Draws [draws, recipes] of the true log losses of distinct recipes, from their posterior. distinct: [recipes,
     seeds], which `spread` is of; codes: of their knobs, NaN where these are not known."""
     factors = [] if codes.isna().any(axis=None) else from_zero(codes)
     return posterior(spread, distinct, factors).draw(DRAWS, np.random.default_rng(0))

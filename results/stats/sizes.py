@@ -178,7 +178,8 @@ def _quantizes(recipes: pd.DataFrame, stage: str) -> NDArray[np.bool_]:
 
 
 def _passes(recipes: pd.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which recipes quantize the forward pass, and which the backward pass; see `Recipes.forward`."""
+    """True for recipes that quantize the forward pass, and for those that do the backward pass; see
+    `Recipes.forward`."""
     forward, backward = _quantizes(recipes, "fprop"), _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
     words = recipes[[name for name in ("layers", "attention") if name in recipes]].astype("string").fillna("none")
     elsewhere = words.ne("none").any(axis=1).to_numpy(bool) & ~forward & ~backward
