@@ -11,10 +11,10 @@ themselves and through the seed effects that they tell, and
 
     error²(c · β) = S/(S-1) · Σ_s (c · influence[:, s])²           S - 1 degrees of freedom
 
-which equals the t-interval over per-seed estimates where no lane is lacking. Where some are, seeds count unequally: S is
-the number of equal ones that would tell as much, (Σ q_s)² / Σ q_s² of the squared weights q_s that the lanes of a seed
-have in c · β. Recipes of three seeds beside others of six differ from them by what three seeds say. With one seed the
-clusters are the recipes (HC1), with the residual's degrees of freedom.
+which equals the t-interval over per-seed estimates where no lane is lacking. Where some are, seeds count unequally: S
+is the number of equal ones that would tell as much, (Σ q_s)² / Σ q_s² of the squared weights q_s that the lanes of a
+seed have in c · β. Recipes of three seeds beside others of six differ from them by what three seeds say. With one seed
+the clusters are the recipes (HC1), with the residual's degrees of freedom.
 
 What columns T alone explain is the rise of the weighted sum of squares (with the ridge's part) if the model does
 without them, Type III of a coding that sums to zero; no second fit is needed:
