@@ -56,10 +56,10 @@ def test_rivals_are_those_of_the_definition(tolerance):
 
 def test_equal_recipes_are_told_from_their_rivals_in_one_study_of_twenty_and_others_are_told():
     knobs = (*KNOBS, "*.scale", "forward.rounding")
-    equal = pd.concat([generated(knobs, seed=seed, task=f"{seed:02}") for seed in range(40)], ignore_index=True)
+    equal = pd.concat([generated(knobs, seed=seed, task=f"{seed:02}") for seed in range(20)], ignore_index=True)
     equal["bits_per_element"] = 4.0 + equal["config_id"].map(lambda text: int(text, 16) % 3)
     told = matched(equal).groupby("task")["verdict"].agg(lambda verdicts: verdicts.isin(["lower", "higher"]).any())
-    assert told.sum() <= 6  # 5 % of 40, and three standard errors
+    assert told.sum() <= 3  # 5 % of 20, and three standard errors
     apart = generated(knobs, truth=lambda codes: 0.1 + 0.1 * (codes[KNOBS[1]] == 1))
     found = matched(apart).set_index("label")["verdict"]
     rotated = apart.loc[apart["wgrad_rotation"].eq("rht16"), "recipe_label"].unique()

@@ -52,7 +52,7 @@ def test_recipes_that_were_not_run_everywhere_are_left_out():
 
 def test_techniques_that_do_nothing_are_told_in_one_study_of_twenty():
     told = 0
-    for seed in range(30):
-        parts = [generated((SR, RHT, FWD, "*.scale"), seed=2 * seed + i, task=f"task {i}") for i in range(2)]
+    for seed in range(10):
+        parts = [generated((SR, RHT, FWD), seed=2 * seed + i, task=f"task {i}") for i in range(2)]
         told += pooled_effects(pd.concat(parts, ignore_index=True))["q"].lt(0.05).any()
-    assert told <= 5  # 5 % of 30, and three standard errors
+    assert told <= 2  # 5 % of 10, and three standard errors
