@@ -33,6 +33,7 @@ from scipy.linalg import cho_factor, cho_solve
 Array = NDArray[np.float64]
 _ROUNDING = 1e-9
 LEAST_FREEDOM = 0.5
+"""Of an error that is told: below, all but one seed say next to nothing."""
 
 
 class Fit(NamedTuple):
@@ -55,8 +56,10 @@ class Fit(NamedTuple):
     """Of all recipes."""
     lane: float
     """Variance of one lane within recipes and seeds; NaN with one seed."""
-    present: NDArray[np.bool_]
-    """[recipes, seeds]: lanes that there are."""
+    patterns: NDArray[np.bool_]
+    """[patterns, seeds]: which seeds a recipe may have."""
+    pattern: NDArray[np.intp]
+    """[recipes]: the row of `patterns`."""
     through: Array
     """[p, seeds]: how much each seed's effect, as it is estimated, is taken off each coefficient; 0 where no lane is
     lacking."""
@@ -68,8 +71,9 @@ class Fit(NamedTuple):
     def estimate(self, contrasts: Array) -> tuple[Array, Array, Array]:
         """Values, standard errors and their degrees of freedom, of contrasts [m, p] of the coefficients; NaN errors
         without freedom."""
-        clusters, freedom = float(self.influence.shape[1]), np.full(len(contrasts), self.freedom)
-        if self.by_seeds and not self.present.all():
+        freedom = np.full(len(contrasts), self.freedom)
+        clusters = np.full(len(contrasts), float(self.influence.shape[1]))
+        if self.by_seeds and not self.patterns.all():
             weights = self.seed_weights(contrasts)
             told = weights.sum(axis=1) > 0
             alike = np.square(weights.sum(axis=1)) / np.where(told, np.square(weights).sum(axis=1), 1.0)
@@ -77,7 +81,6 @@ class Fit(NamedTuple):
             clusters = freedom + 1
         with np.errstate(divide="ignore", invalid="ignore"):
             variance = clusters / freedom * np.square(contrasts @ self.influence).sum(axis=1)
-            # a seed that tells next to nothing is none: two, of which one does, leave no freedom
             error = np.where(freedom >= LEAST_FREEDOM, np.sqrt(variance), np.nan)
         return contrasts @ self.coefficients, error, freedom
 
@@ -85,9 +88,8 @@ class Fit(NamedTuple):
         """[m, seeds]: the sum of squares of the weights that the lanes of each seed have in contrasts [m, p]."""
         own, through = contrasts @ self.reach, contrasts @ self.through
         out = np.zeros(through.shape)
-        patterns, which = np.unique(self.present, axis=0, return_inverse=True)
-        for number, there in enumerate(patterns):
-            mine, n = own[:, which.ravel() == number], there.sum()
+        for number, there in enumerate(self.patterns):
+            mine, n = own[:, self.pattern == number], there.sum()
             beside = through[:, there].mean(axis=1, keepdims=True) - through[:, there]
             direct = mine.sum(axis=1, keepdims=True) / n
             alone = np.square(mine).sum(axis=1, keepdims=True) / n**2
@@ -102,7 +104,9 @@ class Fit(NamedTuple):
         untried = np.maximum(weights.sum(axis=1) - complete, 0.0)
         rest = np.where(untried > 1e-6 * complete, self.misfit * untried, 0.0)
         _, error, freedom = self.estimate(contrasts)
-        return np.square(error), self.lane * self.seed_weights(contrasts).sum(axis=1), rest, freedom
+        whole = self.patterns.all()
+        alone = weights.sum(axis=1) / self.patterns.shape[1] if whole else self.seed_weights(contrasts).sum(axis=1)
+        return np.square(error), self.lane * alone, rest, freedom
 
     def rise(self, columns: Array, slack: float = 1.0) -> float:
         """The increase of the sum of squares if some columns are left out.
@@ -131,7 +135,7 @@ def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
     facts = (centred, inverse, reach, float(weight.sum()))
     if seeds == 1:
         influence = reach * (centred - design @ coefficients)
-        told = present, np.zeros((p, 1))
+        told = *_patterns(present), np.zeros((p, 1))
         return Fit(coefficients, influence, float(len(design) - p), False, *facts, np.nan, *told, 0.0, np.inf)
     residual = np.where(present, adjusted - centred[:, None], 0.0)
     within = np.square(residual).sum()
@@ -144,7 +148,14 @@ def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
         misfit = max(between - lane * float(np.average(1 / lanes, weights=weight)), 0.0)
     through = (reach @ share) @ _seed_inverse(present)
     influence = reach @ (share * residual) + through @ (share.T @ residual)
-    return Fit(coefficients, influence, seeds - 1.0, True, *facts, lane, present, through, misfit, max(left, 0.5))
+    told = *_patterns(present), through
+    return Fit(coefficients, influence, seeds - 1.0, True, *facts, lane, *told, misfit, max(left, 0.5))
+
+
+def _patterns(present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+    """The distinct rows of [recipes, seeds], and which one each recipe has."""
+    patterns, which = np.unique(present, axis=0, return_inverse=True)
+    return patterns, which.ravel()
 
 
 def seed_effects(y: Array) -> Array:
@@ -153,7 +164,7 @@ def seed_effects(y: Array) -> Array:
     within = present / present.sum(axis=1, keepdims=True)
     values = np.where(present, y, 0.0)
     deviation = np.where(present, y - (values * within).sum(axis=1, keepdims=True), 0.0).sum(axis=0)
-    return _seed_inverse(present) @ deviation
+    return np.asarray(_seed_inverse(present) @ deviation)
 
 
 def _seed_inverse(present: NDArray[np.bool_]) -> Array:
