@@ -103,7 +103,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "confirmed": ("task label gap screened", "recommended", "estimate low high", "overhead", "verdict moved", "preset"),
     "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
     "effects": ("task factor level with_factor with_level effect", "low high", "reference", "q"),
-    "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),
+    "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference", "q"),
     "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
     "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),

@@ -114,7 +114,8 @@ class ConfirmPlan(msgspec.Struct, frozen=True):
         says += f"{REACH:g} standard errors"
         says += f" ({counted(self.same_bits, 'other')} trained to the same bits)" if self.same_bits else ""
         says += f"\n{counted(len(self.seeds), 'fresh seed')} each, and BF16: {counted(self.lanes, 'lane')} to train"
-        says += f", about {duration(self.seconds)} by what such lanes took ({counted(self.workers, 'worker')})"
+        says += f", about {duration(self.seconds)} by what such lanes took, longer where fewer of them train together"
+        says += f" ({counted(self.workers, 'worker')})"
         if len(self.taken) < len(self.candidates):
             says += f"\nthe budget has room for the {len(self.taken)} nearest to the front; the same command goes on"
         return says

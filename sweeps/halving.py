@@ -23,6 +23,7 @@ import pandas as pd
 from fp4dse.dse import ConfigError
 from fp4dse.results import Store, front, summarize
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
+from fp4dse.results.stats.stages import screened
 from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rungs import keep_lanes
@@ -71,14 +72,15 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 def replay(store: Store, halving: Halving) -> list[Replay]:
-    """Apply rungs to the finished runs of a store, per setting; populations of one recipe say nothing and stay out.
+    """Apply rungs to the finished screened runs of a store, per setting; populations of one recipe say nothing and stay
+    out.
 
     A population is what was trained together, by a sweep or as part of a batch of a search: the runs of one job, which
     share their time of writing. The loss at a rung is the mean of the stored training curve over the last TAIL of the
     steps up to it. ConfigError if there is nothing to replay.
     """
     more = ["run_id", "signature", "created_at", "steps", "diverged_step", OVERHEAD]
-    runs = store.runs([*dict.fromkeys([*SUMMARIZED, *more])])
+    runs = screened(store.runs([*dict.fromkeys([*SUMMARIZED, *more])]))
     runs = runs[runs["status"].isin(["done", "diverged"])].reset_index(drop=True)
     runs = runs.merge(store.curves(list(runs["run_id"])), on="run_id")
     found = [_replay_setting(part, halving) for _, part in runs.groupby(list(SETTING), sort=False)]

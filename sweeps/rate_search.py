@@ -4,11 +4,15 @@ Recipes of a class share a tuned rate (dse/tuning.py) wherever nobody asks for m
 trained at FACTORS of that rate with two seeds; where the best stands at an edge the grid goes on beyond it, in ROUNDS
 rounds at most. The rows say `tune` in the column `stage`, so no statistic mixes them with the sweep's own, whose rows
 say `searched` in `lr_source`. The same command goes on where it was stopped.
+
+A rate is chosen from rows of these two seeds, of this version and of the grid that is asked for: a store may have been
+tuned before, on seeds that are now reported, or over rates that are now none of the grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,11 @@ import msgspec
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store
 from fp4dse.results.stats.paired import SETTING, at_best_lr, outcomes
-from fp4dse.results.stats.stages import STAGE, TUNE, of_stage
+from fp4dse.results.stats.stages import STAGE, TUNE, of_stage, screened
+from fp4dse.results.store.remote import locate
 from fp4dse.sweeps.plan import Rates
-from fp4dse.sweeps.rows import task_context
-from fp4dse.sweeps.setting import Tasks
+from fp4dse.sweeps.rows import SHARED, task_context
+from fp4dse.sweeps.setting import Tasks, elsewhere, find_setting
 from fp4dse.sweeps.sweep import SweepResult, run_sweep
 from fp4dse.tasks import TaskFacts, find_facts
 from fp4dse.tasks.facts import rate_of
@@ -51,8 +56,10 @@ def run_tuned_sweep(
     Other arguments are those of `run_sweep`.
     """
     grid = _given(lrs) if lrs else _around
-    kept = seeds or (space.lanes.seeds if isinstance(space, Space) else None) or ()
-    own = [seed for seed in range(SEEDS[0], SEEDS[0] + len(SEEDS) + len(kept)) if seed not in kept][: len(SEEDS)]
+    opened = open_store(store) if (locate(store) / "store.json").exists() else None
+    local = limits.get("executor", "local") == "local"
+    setting = find_setting(tasks, limits.get("device", "cpu"), limits.get("jobs"), local)
+    own = _own_seeds(opened, setting.seeds_of(space, seeds, opened, None))
     spent = 0.0
     for number in range(1 if lrs else ROUNDS):
         left = None if budget_s is None else max(budget_s - spent, 0.0)
@@ -63,7 +70,7 @@ def run_tuned_sweep(
         spent += result.wall_s
         if result.left or result.interrupted:
             return msgspec.structs.replace(result, stopped=f"{result.stopped}, while learning rates were tuned")
-        tried = rates_tried(open_store(store), tasks)
+        tried = rates_tried(open_store(store), tasks, own, lrs)
         if lrs or not any(_edge(losses) for losses in tried.values()):
             break
         grid = _beyond(tried)
@@ -78,14 +85,24 @@ def run_tuned_sweep(
     return msgspec.structs.replace(found, wall_s=found.wall_s + spent)
 
 
-def rates_tried(store: Store, tasks: Tasks) -> dict[Key, dict[float, float]]:
-    """Task, preset and config_id -> rate -> rank of its losses on the tuning seeds, the lowest the best."""
-    contexts = [task_context(find_facts(*asked), {}) for asked in tasks]
+def _own_seeds(store: Store | None, reported: Collection[int]) -> list[int]:
+    """The first from SEEDS on that are neither reported nor screened in the store already."""
+    taken = {*reported, *(screened(store.runs(["seed", STAGE]))["seed"] if store else ())}
+    return list(islice((seed for seed in count(SEEDS[0]) if seed not in taken), len(SEEDS)))
+
+
+def rates_tried(
+    store: Store, tasks: Tasks, seeds: Collection[int] = SEEDS, lrs: Collection[float] | None = None
+) -> dict[Key, dict[float, float]]:
+    """Task, preset and config_id -> rate -> rank of its losses on the tuning seeds, the lowest the best. Of all kinds
+    of machines together, as each lane is trained on one of them. lrs: those that count; None: all."""
+    contexts = [task_context(find_facts(*asked), elsewhere("cpu")) for asked in tasks]
     rows = of_stage(store.runs([*SETTING, "config_id", "lr", "seed", "status", "val_loss", STAGE]), TUNE)
+    rows = rows[rows["seed"].isin(seeds) & (rows["lr"].isin(lrs) if lrs else True)]
     found: dict[Key, dict[float, float]] = {}
     for context in contexts:
-        here = rows[(rows[_OF_TASK] == [context[name] for name in _OF_TASK]).all(axis="columns")]
-        work = outcomes(here)
+        here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
+        work = outcomes(here).assign(setting=0)
         while len(work):  # the best of all, the best of the others …
             best = at_best_lr(work)
             for config_id, lr in work[best][["config_id", "lr"]].drop_duplicates().itertuples(index=False):
@@ -93,9 +110,6 @@ def rates_tried(store: Store, tasks: Tasks) -> dict[Key, dict[float, float]]:
                 ranks.setdefault(float(lr), float(len(ranks)))
             work = work[~best]
     return found
-
-
-_OF_TASK = ["task", "preset", "dataset_digest", "rev_task"]
 
 
 def _given(lrs: Sequence[float]) -> Rates:

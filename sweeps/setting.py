@@ -10,11 +10,12 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.results import Store
+from fp4dse.results.stats.stages import STAGE
 from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine, find_machine
 from fp4dse.sweeps.plan import Plan, Rates, plan
-from fp4dse.sweeps.rows import KIND, lane_id, task_context
+from fp4dse.sweeps.rows import KIND, SHARED, lane_id, task_context
 from fp4dse.tasks import TaskFacts, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
 
@@ -55,6 +56,27 @@ class Setting:
         rows = store.runs(["device", *KIND])
         self.classes += rows[rows["device"].eq(self.machine.device)][[*KIND]].drop_duplicates().to_dict("records")
 
+    def seeds_of(
+        self, recipes: Space | Sequence[Recipe], given: Sequence[int] | None, store: Store | None, stage: str | None
+    ) -> list[int]:
+        """The seeds to train: those that are given, else those of the space, else `SEEDS`; each once.
+
+        ConfigError if rows of another stage of the store have one of them: a lane is trained once, so it would be
+        missing in this stage, and a seed that chose learning rates or judged candidates can do nothing else.
+        """
+        own = recipes.lanes.seeds if isinstance(recipes, Space) else None
+        seeds = list(dict.fromkeys(given or own or SEEDS))
+        if store is not None:
+            rows = store.runs([*SHARED, "seed", STAGE])
+            rows = rows[rows["seed"].isin(seeds) & ~rows[STAGE].eq(stage) & (rows[STAGE].notna() | (stage is not None))]
+            for context in self.contexts.values():
+                met = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
+                if len(met):
+                    of = met[STAGE].fillna("sweep").iloc[0]
+                    accepted = f"seeds that no row of another stage has, or another store: `{of}` trained this one"
+                    raise ConfigError("--seeds", int(met["seed"].iloc[0]), accepted)
+        return seeds
+
     def stored_in(self, stored: set[str]) -> Callable[..., bool]:
         """A function that is true for a lane among the run_ids, trained on one kind of machine, or on any."""
         keys = {
@@ -72,15 +94,14 @@ class Setting:
     def plan(
         self,
         recipes: Space | Sequence[Recipe],
-        seeds: Sequence[int] | None,
+        seeds: Sequence[int],
         lrs: Sequence[float] | Rates | None,
         stored: set[str],
         halving: Halving | None = None,
     ) -> Plan:
-        """Plan what is missing. Without seeds or learning rates: those of the space, else `SEEDS` and the task's rate
-        for each class of recipes."""
+        """Plan what is missing. Without learning rates: those of the space, else the task's rate for each class of
+        recipes."""
         if isinstance(recipes, Space):
-            seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
         for task in self.tasks:
             source = "searched" if callable(lrs) else "given" if lrs else None
@@ -89,7 +110,7 @@ class Setting:
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,
-            seeds=list(dict.fromkeys(seeds or SEEDS)),
+            seeds=seeds,
             lrs=lrs if callable(lrs) or not lrs else list(dict.fromkeys(lrs)),
             is_stored=self.stored_in(stored),
             machine=self.machine,

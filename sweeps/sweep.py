@@ -82,12 +82,14 @@ def plan_sweep(
         raise ConfigError("--executor", executor, ", ".join(EXECUTORS))
     setting = find_setting(tasks, device, jobs, local=executor == "local", cost=checked_cost(space))
     stored: set[str] = set()
+    opened = None
     if store is not None and (locate(store) / "store.json").exists():
         opened = open_store(store)
         stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
     recall_sizes(setting)
-    planned = plan_measured(setting, partial(setting.plan, space, seeds, lrs, stored, halving), measure)
+    asked = setting.seeds_of(space, seeds, opened, None)
+    planned = plan_measured(setting, partial(setting.plan, space, asked, lrs, stored, halving), measure)
     return msgspec.structs.replace(planned, sizes=explain_sizes(setting, planned))
 
 
@@ -156,9 +158,10 @@ def run_sweep(
         elif callable(lrs):
             baselines.rates = lrs
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
+        asked = setting.seeds_of(space, seeds, sweep.store, stage)
 
         def plan() -> Plan:
-            found = setting.plan(space, seeds, lrs, baselines.stored, halving)
+            found = setting.plan(space, asked, lrs, baselines.stored, halving)
             state.asked, state.stored = found.asked, found.stored
             return found
 

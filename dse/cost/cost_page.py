@@ -58,13 +58,15 @@ def ratio_table() -> str:
 
 
 def error_table() -> str:
-    """The held-back ratios in four numbers: all, those of whole models against BF16, and by chip."""
+    """The held-back ratios in four numbers: all, those of whole models against BF16, those that share no run with what
+    was used to fit, and by chip."""
     rows = ratios()
     models = [row for row in rows if row.shape in model_names()]
     parts = {
         "all": rows,
         "of whole models": models,
         "of whole models, against BF16": [row for row in models if "against BF16" in row.what],
+        "of two runs neither of which was used": [row for row in rows if not row.over_is_fitted],
         **{f"on `{chip}`": [row for row in rows if row.chip == chip] for chip in sorted({row.chip for row in rows})},
     }
     head = ["ratios", "number", "median error", "within 10 %", "within the band", "worst"]

@@ -2,9 +2,10 @@
 
 `published.toml` holds the measured numbers in two parts that share none. Single kernels and BF16 throughputs are what
 shares of peaks and scenarios were chosen from (`fits`). Ratios of two runs of one source, of whole models or of a layer
-alone, were used for nothing (`ratios`): how far the model is from them is its error. To see if the order of recipes
-depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced again on the default
-model and chip.
+alone, were used for nothing (`ratios`): how far the model is from them is its error. The BF16 runs of some are among
+the throughputs, and what is beside a modelled step follows from these (`over_is_fitted`). To see if the order of
+recipes depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced again on the
+default model and chip.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Comparison(msgspec.Struct, frozen=True):
     band   with the worst software and with the best, where a row has one
     chip   by name
     shape  of the model by name, or of the layer that was measured alone; empty where `what` says it
+    over_is_fitted  of a ratio: the run that it is relative to is one of those that were used to fit
     """
 
     what: str
@@ -52,6 +54,7 @@ class Comparison(msgspec.Struct, frozen=True):
     band: tuple[float, ...] = ()
     chip: str = ""
     shape: str = ""
+    over_is_fitted: bool = False
 
     @property
     def error(self) -> float:
@@ -72,7 +75,8 @@ def ratios() -> tuple[Comparison, ...]:
         measured = row["published"] / over["published"]
         found = {name: _throughput(row, name) / _throughput(over, name) for name in (MID, *ENDS)}
         band = tuple(sorted(found[end] for end in ENDS))
-        out.append(Comparison(row["what"], measured, found[MID], row["source"], band, row["chip"], _shape(row)))
+        fitted = row["over"].get("fitted", False)
+        out.append(Comparison(row["what"], measured, found[MID], row["source"], band, row["chip"], _shape(row), fitted))
     return tuple(out)
 
 

@@ -24,9 +24,10 @@ from fp4dse.results.report.technique_findings import standing
 from fp4dse.results.stats.candidates import candidates
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.effects import effects
+from fp4dse.results.stats.equal_cost import matched
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance
-from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.marginal import marginal, neighbours
 from fp4dse.results.stats.paired import DERIVED, add_gap, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.pareto import front
 from fp4dse.results.stats.stages import CONFIRM, STAGE
@@ -50,6 +51,8 @@ TARGETS = {
     "all intervals against the best cover": "≥ 0.93",
     "null studies with a `helps` or `harms`": "≤ 0.05",
     "null studies with an effect told": "≤ 0.05",
+    "null studies with a rival told at equal cost": "≤ 0.05",
+    "null studies with a neighbour told from the best": "≤ 0.05",
     "`lower`, `higher`: wrong": "≤ 0.05",
     "`same`: wrong": "≤ 0.05",
     "more_seeds decides": "≥ 0.80",
@@ -191,9 +194,14 @@ def _null(said: Answers) -> Iterator[Score]:
     yield "null studies with a `helps` or `harms`", float(helps), 1
     yield "null studies with an effect told", float(said.effects[TOLD].lt(0.05).any()), 1
     versus = said.against[said.against["label"].ne("bf16")]
-    yield "null studies with a recipe told from the best", float(versus["verdict"].isin(["lower", "higher"]).any()), 1
+    yield "null studies with a recipe told from the best", float(versus["verdict"].isin(APART).any()), 1
+    yield "null studies with a rival told at equal cost", float(matched(said.rows)["verdict"].isin(APART).any()), 1
+    near = neighbours(said.rows, versus["reference"].iloc[0])
+    yield "null studies with a neighbour told from the best", float(near["verdict"].isin(APART).any()), 1
 
 
+APART = ("lower", "higher")
+"""Verdicts that tell two recipes apart."""
 TOLD = "q"
 """The column of `effects` that says which of them are told from nothing, below 0.05."""
 

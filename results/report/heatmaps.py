@@ -16,9 +16,9 @@ from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.text.ratios import change
 
 ABOUT_INTERACTIONS = """What two techniques do to the loss together beyond what each does on average. Below zero they
-help each other, above zero they stand in each other's way. A star marks a 95 % interval that leaves out zero. Fields
-are empty where two techniques were not tried in all combinations: there, what is missing would pass for working
-together."""
+help each other, above zero they stand in each other's way. A star marks what is told from nothing with all effects in
+mind (of twenty stars, one is chance). Fields are empty where two techniques were not tried in all combinations: there,
+what is missing would pass for working together."""
 ABOUT_DIVERGENCE = """The share of recipes that diverged, in %, for each technique (on the diagonal) and each pair."""
 MOST_LEVELS = 24
 MOST_WITH_TEXT = 14
@@ -59,8 +59,8 @@ def interaction_figure(lines: pd.DataFrame) -> dict[str, Any]:
 
 
 def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of levels, and in the lower triangle the interactions (log ratios) and whether their intervals leave out
-    zero.
+    """Names of levels, and in the lower triangle the interactions (log ratios) and whether they are told from nothing
+    (q).
 
     lines: of effects, one setting. Levels without an interaction are left out, and those that others are measured from:
     they mirror the rest.
@@ -68,7 +68,7 @@ def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.n
     mains = lines[lines["kind"].eq("main")]
     mains = mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
     pairs = lines[lines["kind"].eq("interaction")]
-    pairs = pairs.assign(star=pairs["low"].gt(0) | pairs["high"].lt(0))
+    pairs = pairs.assign(star=pairs["q"].lt(0.05))
     names, values, stars = _by_level(mains, pairs, "effect", "star")
     some = np.isfinite(values).any(axis=0) | np.isfinite(values).any(axis=1)
     names = [name for name, so in zip(names, some, strict=True) if so]

@@ -69,12 +69,12 @@ def estimates(
     contrasts: [m, p], of the coefficients; cannot, complete: [m].
     """
     told = contrasts[~cannot]
-    parts = np.full((4, len(contrasts)), np.nan)
+    parts = np.full((5, len(contrasts)), np.nan)
+    parts[-1] = model.freedom
     parts[:, ~cannot] = told @ model.coefficients, *model.variances(told, complete[~cannot])
-    names = ("effect", "seed_variance", "lane_variance", "misfit")
+    names = ("effect", "seed_variance", "lane_variance", "misfit", "freedom")
     basis = "seeds" if model.by_seeds else "recipes"
-    freedom = {"freedom": model.freedom, "misfit_freedom": model.misfit_freedom}
-    return {**dict(zip(names, parts, strict=True)), **freedom, "basis": basis}
+    return {**dict(zip(names, parts, strict=True)), "misfit_freedom": model.misfit_freedom, "basis": basis}
 
 
 def as_frame(tables: Sequence[Lines]) -> pd.DataFrame:

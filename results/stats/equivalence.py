@@ -30,8 +30,8 @@ from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.pareto import worth_naming
 from fp4dse.results.stats.shrinkage import posterior
-from fp4dse.results.stats.simultaneous import table, versus
-from fp4dse.results.stats.spread import spread_over_seeds
+from fp4dse.results.stats.simultaneous import DRAWS, fixed, lowest, table, versus
+from fp4dse.results.stats.spread import Spread, spread_over_seeds
 from fp4dse.results.text.ratios import change, change_range, counted, in_points, noun, written_in
 
 POWER = 0.8
@@ -71,7 +71,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
         if chosen is None or chosen not in recipes:
             continue
         row, within = recipes.get_loc(chosen), margin_of(part, margin).value
-        line = _versus(recipes, log, row, eligible if reference is None else eligible & False, knobs, within)
+        line = versus_one(recipes, log, row, eligible if reference is None else eligible & False, knobs, within)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
         line = without_claims(line, pruned | pruned[row], "pruned")
@@ -95,31 +95,40 @@ def cheapest_as_good(ranked: pd.DataFrame, versus: pd.DataFrame) -> pd.Series:
     return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
 
 
-def _versus(
+def versus_one(
     recipes: pd.Index,
     log: NDArray[np.float64],
     row: int,
     chosen: NDArray[np.bool_],
     knobs: pd.DataFrame,
     margin: float,
+    asked: NDArray[np.bool_] | None = None,
 ) -> pd.DataFrame:
     """`table` of simultaneous.py for all recipes. log: [recipes, seeds]; row: of the reference; chosen: [recipes],
-    those whose lowest it is; knobs: of `codes_of`."""
+    those whose lowest it is, none if it is not; knobs: of `codes_of`; asked: [recipes], those that are told at once,
+    None for all."""
     known = np.flatnonzero(np.isfinite(log).any(axis=1))
     out = differences(log - log[row], margin)
     if not np.isfinite(log[row]).any() or len(known) < 2:
-        return out
+        return out.drop(columns="std")
     values = log[known] - seed_effects(log[known])
     distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
-    spread = spread_over_seeds(distinct)
-    codes = knobs.reindex(recipes[known[first]])
-    factors = [] if codes.isna().any(axis=None) else from_zero(codes)
-    found = posterior(spread, distinct, factors)
-    whole = versus(distinct, which[known.searchsorted(row)], spread, found, np.bincount(which, chosen[known]) > 0)
-    filled = whole.taken(which)
-    lines = table(filled, margin).set_axis(known, axis="index")
+    spread, one = spread_over_seeds(distinct), int(which[known.searchsorted(row)])
+    truth = drawn_truth(spread, distinct, knobs.reindex(recipes[known[first]]))
+    of = np.bincount(which, chosen[known]) > 0
+    told = None if asked is None else np.bincount(which, asked[known]) > 0
+    rows = np.full(len(distinct), one)
+    whole = versus(distinct, rows, spread, truth, lowest(of) if of.any() else fixed(one), told)
+    lines = table(whole.taken(which), margin).set_axis(known, axis="index")
     lines["pairs"] = np.isfinite(log[known] - log[row]).sum(axis=1)
     return out.assign(**lines.reindex(out.index)).drop(columns="std")
+
+
+def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFrame) -> NDArray[np.float64]:
+    """Draws [draws, recipes] of the true log losses of distinct recipes, from their posterior. distinct: [recipes,
+    seeds], which `spread` is of; codes: of their knobs, NaN where these are not known."""
+    factors = [] if codes.isna().any(axis=None) else from_zero(codes)
+    return posterior(spread, distinct, factors).draw(DRAWS, np.random.default_rng(0))
 
 
 def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:

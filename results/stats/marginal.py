@@ -14,7 +14,7 @@ from scipy.special import stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.effects import FactorTable, factor_tables
-from fp4dse.results.stats.equivalence import differences, without_claims
+from fp4dse.results.stats.equivalence import versus_one, without_claims
 from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, mean_interval
 from fp4dse.results.stats.margins import margin_of
@@ -91,9 +91,9 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
     """The recipes that differ from one in a single factor, and what that changes.
 
     Columns: SETTING, factor, from_level, level, config_id, label (of the neighbour), pairs, difference (log loss ratio
-    neighbour / recipe, below 0 where the change helps), low, high, p, p_same, margin, verdict, more_seeds (see
-    `against`).
-    Lowest difference first. ConfigError if there are no quantizing runs of `config_id`.
+    neighbour / recipe, below 0 where the change helps), low, high (95 %, of all neighbours at once), p, p_same, margin,
+    verdict, more_seeds (see `against`). Where the recipe is the best of all, verdicts know that the best is a lucky
+    one. Lowest difference first. ConfigError if there are no quantizing runs of `config_id`.
     """
     parts = []
     found = False
@@ -104,15 +104,14 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
             continue
         found = True
         row = table.config_ids.get_loc(config_id)
-        for f in table.factors:
-            others = np.flatnonzero((cell := _cells(table, f)) == cell[row])
-            others = others[f.codes[others] != f.codes[row]]
-            if not len(others):
-                continue
-            line = differences(table.y[others] - table.y[row], of_setting[keys]).drop(columns="std")
-            line = without_claims(line, table.diverged[others] | table.diverged[row])
+        cells = [_cells(table, f) for f in table.factors]
+        near = [(cell == cell[row]) & (f.codes != f.codes[row]) for f, cell in zip(table.factors, cells, strict=True)]
+        if not np.any(near):
+            continue
+        lines = _versus_recipe(table, row, np.any(near, axis=0), of_setting[keys])
+        for f, others in zip(table.factors, near, strict=True):
             ids = table.config_ids[others]
-            line = line.assign(factor=f.name, from_level=f.levels[f.codes[row]], config_id=ids)
+            line = lines[others].assign(factor=f.name, from_level=f.levels[f.codes[row]], config_id=ids)
             line = line.assign(level=[f.levels[i] for i in f.codes[others]], label=labels[ids].to_numpy())
             parts.append(line.assign(**dict(zip(SETTING, keys, strict=True))))
     if not found:
@@ -120,6 +119,16 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
     columns = [*SETTING, "factor", "from_level", "level", "config_id", "label", "pairs", "difference", "low", "high"]
     columns += ["p", "p_same", "margin", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def _versus_recipe(table: FactorTable, row: int, near: NDArray[np.bool_], margin: float) -> pd.DataFrame:
+    """A line for each recipe of a setting against one of them, which hold for those that are near it at once."""
+    finished = ~table.diverged & np.isfinite(table.y).any(axis=1)
+    mean = np.where(finished, mean_interval(table.y)["mean"], np.inf)
+    chosen = finished & (mean[row] <= mean.min())
+    knobs = pd.DataFrame({f.name: f.codes for f in table.factors}, table.config_ids)
+    lines = versus_one(table.config_ids, table.y, row, chosen, knobs, margin, near)
+    return without_claims(lines, table.diverged | table.diverged[row])
 
 
 def _cells(table: FactorTable, f: Factor) -> NDArray[np.intp]:

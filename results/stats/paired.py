@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from fp4dse.dse import Recipe
 from fp4dse.results.stats.levels import are_shares, levels
-from fp4dse.results.stats.stages import STAGE, screened
+from fp4dse.results.stats.stages import STAGE, TUNE, of_stage, screened
 
 SETTING = (
     "task",
@@ -65,7 +65,8 @@ NEEDED += ["val_loss", "val_loss_bf16", "val_metric", "metric_name", "gap_unit",
 DERIVED = ["baseline_loss", "gap", "gap_bf16", "gap_matched", "gap_reducible"]
 """The columns that `add_gap` adds."""
 
-TUNED = ("tuned", "searched")
+SEARCHED = "searched"
+TUNED = ("tuned", SEARCHED)
 """Of lr_source: rates that were chosen on other seeds than those reported."""
 
 EXCESS = "excess"
@@ -275,7 +276,11 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """COMPARED of rows with loss, baseline_loss, gap and gap_matched."""
-    excess = np.where(np.isfinite(rows["gap"].astype(float)), rows["gap"] - rows["gap_matched"], 0.0)
+    with np.errstate(invalid="ignore"):  # of a diverged row inf - inf
+        excess = rows["gap"].to_numpy(float) - rows["gap_matched"].to_numpy(float)
+    plain = {PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]}
+    own_is_plain = rows["baseline_id"].isin(plain) if "baseline_id" in rows else True  # it needs no BF16 of the seed
+    excess = np.where(own_is_plain, 0.0, excess)
     shares = are_shares(rows)
     return {
         "log_loss": levels(rows["loss"], shares) - excess,
@@ -319,15 +324,16 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: SETTING, config_id, label, is_baseline, lr (chosen), source (its lr_source: `tuned`, `preset`, `given`,
     `searched`; None in rows of before there was that), rates (tried), grid (text), tuned (the rate was chosen on other
     seeds: source), same_grid (tuned, or as the most common grid of the setting, or nothing is trained, so that all
-    rates are one), at_edge (the chosen rate is the lowest or highest of several: a better one may lie outside),
-    optimism. optimism is how much lower the recipe's mean log loss is at the chosen rate than at rates chosen without
-    the seed that they are judged on; it is the bias of choosing on the reported losses, 0 with one rate, NaN with one
-    seed or where a rate lacks a seed.
+    rates are one), at_edge (the chosen rate is the lowest or highest of several, of those that were searched where it is
+    `searched`: a better one may lie outside), optimism. optimism is how much lower the recipe's mean log loss is at the
+    chosen rate than at rates chosen without the seed that they are judged on; it is the bias of choosing on the reported
+    losses, 0 with one rate, NaN with one seed or where a rate lacks a seed.
     """
     columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "source", "rates", "grid"]
     columns += ["tuned", "same_grid", "at_edge", "optimism"]
     if runs.empty:
         return stacked([], columns)
+    searched = of_stage(runs, TUNE)
     runs = screened(runs)
     source = runs["lr_source"] if "lr_source" in runs else pd.Series(index=runs.index, dtype=object)
     facts = {"label": runs["recipe_label"], "is_baseline": runs["is_baseline"].astype(bool), "source": source}
@@ -347,6 +353,10 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     out["at_edge"] = out["rates"].gt(1) & (out["lr"].eq(out["least"]) | out["lr"].eq(out["most"]))
     settings = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
     out = out.reset_index().merge(settings, on="setting").sort_values(["setting", "label"])
+    of = [*SETTING, "config_id"]
+    ends = out[of].merge(searched.groupby(of, dropna=False)["lr"].agg(["min", "max"]).reset_index(), "left", of)
+    at_end = (ends[["min", "max"]].to_numpy(float) == out[["lr"]].to_numpy(float)).any(axis=1)
+    out["at_edge"] |= out["source"].eq(SEARCHED).to_numpy() & at_end
     return out[columns].reset_index(drop=True)
 
 

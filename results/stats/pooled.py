@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 from fp4dse.results.stats.effects import effects
-from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.intervals import CONFIDENCE, adjusted
 from fp4dse.results.stats.paired import rows_at_best_lr, stacked
 
 LINE = ["kind", "factor", "level", "with_factor", "with_level"]
@@ -22,15 +22,16 @@ def pooled_effects(runs: pd.DataFrame) -> pd.DataFrame:
     """Effects on rank over all settings, of the quantizing recipes that every setting has.
 
     Columns: kind, factor, level, with_factor, with_level, reference (as `effects`), effect (mean difference of rank in
-    0 … 1, below 0 where it helps), low, high (95 %), p, settings (that tell it), agree (in how many of them the sign is
-    that of the mean), share (mean), diverged (mean). Empty if no two recipes were run in every setting.
+    0 … 1, below 0 where it helps), low, high (95 %), p, q (p adjusted for all lines: false discovery rate), settings
+    (that tell it), agree (in how many of them the sign is that of the mean), share (mean), diverged (mean). Empty if no
+    two recipes were run in every setting.
     """
     rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
     everywhere = rows.groupby("config_id")["setting"].nunique()
     rows = rows[rows["config_id"].map(everywhere).eq(rows["setting"].nunique())]
     each = effects(rows, "rank")
-    columns = [*LINE, "reference", "effect", "low", "high", "p", "settings", "agree", "share", "diverged"]
+    columns = [*LINE, "reference", "effect", "low", "high", "p", "q", "settings", "agree", "share", "diverged"]
     if each.empty:
         return stacked([], columns)
     reference = each["kind"].eq("main") & each["level"].eq(each["reference"])
@@ -61,6 +62,7 @@ def pooled_effects(runs: pd.DataFrame) -> pd.DataFrame:
     half = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     out["low"], out["high"] = out["effect"] - half, out["effect"] + half
     out["p"] = 2 * stdtr(freedom, -(out["effect"] / error.where(error.gt(0))).abs())
+    out["q"] = adjusted(out["p"].to_numpy(float))
     largest = out.groupby(["kind", "factor", "with_factor"], dropna=False)["share"].transform("max")
     out = out.assign(order=-largest, interacts=out["kind"].eq("interaction"))
     out = out.sort_values(["interacts", "order", "factor", "with_factor"], kind="stable")

@@ -1,4 +1,4 @@
-"""Every recipe against one, all at once: errors that are pooled over recipes, and a limit that holds for all of them.
+"""Recipes against references, all at once: errors that are pooled over recipes, and a limit that holds for all of them.
 
 Seeds are pairs: what a seed adds to all recipes falls out of a difference, and what is left of the variance is each
 recipe's own (spread.py), pooled over recipes as far as they are alike:
@@ -6,13 +6,15 @@ recipe's own (spread.py), pooled over recipes as far as they are alike:
     error²(a - b) = (v_a + v_b) / n          interval: difference ± limit · error
 
 The limit is the 95 % quantile of the largest |t| over all recipes, simulated: the luck of seeds is drawn anew, with
-variances that are drawn too (variances.py), the lowest is chosen anew where the reference was chosen so, and all
-differences from it are held against no difference. So it knows that the lowest of many is a lucky one. That all recipes
-are equal is the case in which luck chooses most, and the one in which nothing may be told from anything.
+variances that are drawn too (variances.py), the references are chosen anew as they were (the lowest of all, or the best
+other one of as many bits), and all differences are held against no difference. So it knows that the lowest of many is a
+lucky one. That all recipes are equal is the case in which luck chooses most, and the one in which nothing may be told
+from anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +23,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.shrinkage import Posterior
 from fp4dse.results.stats.spread import Spread
 
 Array = NDArray[np.float64]
 DRAWS = 500
-"""Of gaps."""
+"""Of what losses may be after all."""
 LIMIT_DRAWS = 1000
 _CHUNK = 100
 POWER = 0.8
@@ -35,8 +36,22 @@ _SEEDS = np.unique(np.concatenate([np.arange(2, 40), np.geomspace(40, MOST_SEEDS
 _NODES = (np.arange(15) + 0.5) / 15
 
 
+Choice = Callable[[Array], NDArray[np.intp]]
+"""Losses [draws, recipes] -> the row of each recipe's reference [draws, recipes], chosen as it was in the study."""
+
+
+def fixed(row: int) -> Choice:
+    """One recipe that was not chosen by its losses."""
+    return lambda losses: np.full(losses.shape, row)
+
+
+def lowest(of: NDArray[np.bool_]) -> Choice:
+    """The lowest of these recipes [recipes]."""
+    return lambda losses: np.broadcast_to(np.where(of, losses, np.inf).argmin(axis=1)[:, None], losses.shape)
+
+
 class Versus(NamedTuple):
-    """Differences of recipes from one of them, [recipes] each; its own row holds zeros."""
+    """Differences of recipes from their references, [recipes] each; a reference of itself has zeros."""
 
     difference: Array
     """Mean over the seeds that both have."""
@@ -55,49 +70,54 @@ class Versus(NamedTuple):
         return self._replace(**arrays)
 
 
-def versus(values: Array, row: int, spread: Spread, found: Posterior, chosen: NDArray[np.bool_]) -> Versus:
-    """values: [recipes, seeds], log losses; spread, found: of them; row: of the reference. chosen: [recipes], those
-    whose lowest the reference was chosen to be; none of them if it was not."""
-    d = values - values[row]
+def versus(
+    values: Array,
+    reference: NDArray[np.intp],
+    spread: Spread,
+    truth: Array,
+    choice: Choice,
+    asked: NDArray[np.bool_] | None = None,
+) -> Versus:
+    """values: [recipes, seeds], log losses; reference: [recipes], the row of each one's; spread: of the values; truth:
+    [draws, recipes], what they may be after all (shrinkage.py); choice: how references were chosen; asked: [recipes],
+    those that the limit holds for, None for all."""
+    d = values - values[reference]
     pairs = np.isfinite(d).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         difference = np.nansum(d, axis=1) / np.where(pairs > 0, pairs, np.nan)
         own = np.square(spread.error) * np.isfinite(values).sum(axis=1)  # of one seed
-        variance = own + own[row]
-        freedom = np.square(variance) / (np.square(own) / spread.freedom + own[row] ** 2 / spread.freedom[row])
+        other, freedom = own[reference], spread.freedom
+        variance = own + other
+        freedom = np.square(variance) / (np.square(own) / freedom + np.square(other) / freedom[reference])
     same = (np.nan_to_num(d) == 0).all(axis=1) & (pairs > 0)
     error = np.where(same, 0.0, np.sqrt(variance / np.maximum(pairs, 1)))
     error[pairs < 2] = np.nan
     freedom = np.where(np.isfinite(freedom), freedom, 1e6)
-    rng = np.random.default_rng(0)
-    truth = found.draw(DRAWS, rng)
-    truth[:, same] = truth[:, [row]]
     if not np.isfinite(spread.error).all():
         return Versus(difference, pairs, error, freedom, np.nan, difference, np.full(len(error), np.nan))
-    limit = _limit(row, spread, chosen, same)
-    apart = truth - truth[:, [row]]
+    apart = np.where(same, 0.0, truth - truth[:, reference])
+    _, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
+    twin = np.where(same, first[which][reference], first[which])
+    limit = _limit(spread, choice, twin, np.ones(len(error), bool) if asked is None else asked)
     return Versus(difference, pairs, error, freedom, limit, apart.mean(axis=0), apart.std(axis=0))
 
 
-def _limit(row: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
-    """The 95 % quantile of the largest |t|, as a multiple of the error.
+def _limit(spread: Spread, choice: Choice, twin: NDArray[np.intp], asked: NDArray[np.bool_]) -> float:
+    """The 95 % quantile of the largest |t|, as a multiple of the error. twin: [recipes], a row of the same bits.
 
     A variance may be larger than it looks, and the recipes whose are so are those that chance puts first. How alike
     variances are is drawn, too (variances.py): it decides how far the largest of many lies out.
     """
     rng = np.random.default_rng(1)
-    largest = []
+    largest, square = [], np.square(spread.error)
     for _ in range(0, LIMIT_DRAWS, _CHUNK):
         variance = spread.variances.draw(_CHUNK, rng) / (spread.variances.freedom + 1)
-        luck = rng.standard_normal(variance.shape) * np.sqrt(variance)
-        luck[:, same] = luck[:, [row]]
-        where = np.where(chosen, luck, np.inf).argmin(axis=1) if chosen.any() else np.full(_CHUNK, row)
-        rows = np.arange(_CHUNK)
-        apart = np.abs(luck - luck[rows, where][:, None])
+        luck = (rng.standard_normal(variance.shape) * np.sqrt(variance))[:, twin]
+        where = choice(luck)
+        apart = np.abs(luck - np.take_along_axis(luck, where, axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
-            t = apart / np.sqrt(np.square(spread.error) + np.square(spread.error)[where][:, None])
-        t[rows, where] = 0.0
-        largest.append(np.nan_to_num(t).max(axis=1))
+            t = apart / np.sqrt(square + square[where])
+        largest.append(np.nan_to_num(t[:, asked]).max(axis=1, initial=0.0))
     return float(np.quantile(np.concatenate(largest), CONFIDENCE))
 
 

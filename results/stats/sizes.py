@@ -30,7 +30,7 @@ GROUP = tuple(name for name in SETTING if name not in ("preset", "device_class",
 """Columns that the points of one law share."""
 
 SIZES_READ = ["parameters", "tokens", "fprop_x_element", "fprop_w_element"]
-SIZES_READ += ["dgrad_g_element", "dgrad_w_element", "wgrad_g_element", "wgrad_x_element"]
+SIZES_READ += ["dgrad_g_element", "dgrad_w_element", "wgrad_g_element", "wgrad_x_element", "layers", "attention"]
 """The columns of runs that this reads beside those of `summarize`."""
 
 RESAMPLES = 1000
@@ -43,7 +43,8 @@ class Recipes(NamedTuple):
     config_id: list[str]
     label: list[str]
     forward: NDArray[np.bool_]
-    """Quantizes its forward pass."""
+    """Quantizes its forward pass, in most layers. Where all products are plain and some layers or the attention core
+    are exceptions, it counts as quantizing both passes: rows do not say which."""
     backward: NDArray[np.bool_]
     seeds: NDArray[np.intp]
     """Pairs with BF16 [recipes, points], 0 where there is no gap."""
@@ -164,7 +165,7 @@ def _joined(
         of_bf16,
         np.exp(loss),
         entropy if np.isfinite(entropy).all() else None,
-        Recipes(ids, first["recipe_label"].tolist(), _quantizes(first, "fprop"), _backward(first), seeds),
+        Recipes(ids, first["recipe_label"].tolist(), *_passes(first), seeds),
         gap,
         noise,
     )
@@ -176,8 +177,13 @@ def _quantizes(recipes: pd.DataFrame, stage: str) -> NDArray[np.bool_]:
     return found
 
 
-def _backward(recipes: pd.DataFrame) -> NDArray[np.bool_]:
-    return _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
+def _passes(recipes: pd.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """True for recipes that quantize the forward pass, and for those that do the backward pass; see
+    `Recipes.forward`."""
+    forward, backward = _quantizes(recipes, "fprop"), _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
+    words = recipes[[name for name in ("layers", "attention") if name in recipes]].astype("string").fillna("none")
+    elsewhere = words.ne("none").any(axis=1).to_numpy(bool) & ~forward & ~backward
+    return forward | elsewhere, backward | elsewhere
 
 
 def limits(draws: Array, known: NDArray[np.bool_]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from fp4dse.sweeps.plan import JOB_LANES, class_rates
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.searching.study import Study, StudyResult, Trainer
-from fp4dse.sweeps.setting import SEEDS, Setting
+from fp4dse.sweeps.setting import Setting
 from fp4dse.sweeps.state import Failure
 from fp4dse.tasks import find_facts
 
@@ -109,10 +109,10 @@ def run_search(
             others = ", ".join(name for name in OBJECTIVES if name != "metric")
             why = f"{task.name} has no metric of which it says whether higher or lower is better"
             raise ConfigError("--objectives", "metric", f"{others} ({why})")
-    seeds = list(dict.fromkeys(seeds or space.lanes.seeds or SEEDS))
     lrs = lrs or space.lanes.lr
     with open_sweep(space, request) as sweep:
         setting = sweep.setting
+        seeds = setting.seeds_of(space, seeds, sweep.store, None)
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         sweep.baselines.rates = None if lrs else class_rates
         run_ids = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)

@@ -14,7 +14,7 @@ from fp4dse.results import Store, open_store, summarize, write_report
 from fp4dse.results.stats.candidates import candidates
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.verdict import verdicts
-from fp4dse.sweeps import confirming, run_sweep
+from fp4dse.sweeps import confirming, plan_sweep, run_sweep
 from fp4dse.sweeps.confirming import plan_confirm, run_confirm
 from fp4dse.sweeps.rerun import failed_jobs
 
@@ -82,6 +82,17 @@ def test_more_seeds_are_added_to_those_that_there_are(store):
 def test_seeds_that_were_screened_are_not_fresh(tmp_path):
     store = screen(tmp_path, tasks=TASKS[:1], seeds=[100, 102, 7])
     assert plan_confirm(store, seeds=4).seeds == [101, 103, 104, 105]
+
+
+def test_seeds_that_judged_candidates_are_not_screened(store, tmp_path):
+    confirm(store)
+    with pytest.raises(ConfigError, match=r"--seeds: found 101; .*`confirm`"):
+        screen(tmp_path, seeds=[5, 101])
+    with pytest.raises(ConfigError, match=r"--seeds: found 101; .*`confirm`"):
+        plan_sweep(SPACE, tasks=TASKS, seeds=[5, 101], store=store.path)
+    with pytest.raises(ConfigError, match=r"--seeds: found 0; .*`sweep`"):
+        screen(tmp_path, seeds=[0], stage="confirm")
+    screen(tmp_path, seeds=[5])
 
 
 def test_a_budget_takes_the_nearest_to_the_front_and_the_same_command_goes_on_with_the_rest(store, monkeypatch):

@@ -146,6 +146,14 @@ def test_a_recipe_that_diverged_before_the_rung_does_not_go_on(tmp_path):
     assert found.best_overall
 
 
+def test_lanes_that_tuned_rates_or_judged_candidates_are_not_replayed(tmp_path):
+    sweep(tmp_path)
+    [before] = replay(open_store(tmp_path / "store"), Halving())
+    sweep(tmp_path, seeds=[3000, 3001], stage="tune")
+    [after] = replay(open_store(tmp_path / "store"), Halving())
+    assert repr(after) == repr(before)  # a regret of NaN is not equal to itself
+
+
 def test_a_store_without_a_population_of_several_recipes_cannot_be_replayed(tmp_path):
     store = open_store(tmp_path / "store", create=True)
     store.add([lane(Recipe.named("bf16"), 0, 1.0, 1.0), lane(RECIPES[0], 0, 1.0, 1.0)], "rows")

@@ -1,13 +1,15 @@
 """`sweep --tune`: each recipe at the best of its own rates, chosen on seeds that are not reported."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from fp4dse.dse import Recipe
-from fp4dse.results import open_store, summarize
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.results import Store, open_store, summarize
+from fp4dse.results.stats.paired import learning_rates
 from fp4dse.results.stats.stages import TUNE, of_stage, screened
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.rate_search import FACTORS, SEEDS, rates_tried, run_tuned_sweep
@@ -28,6 +30,11 @@ def swept(tmp_path_factory):
     """Two recipes and their baselines, tuned and swept, with losses whose lowest is known."""
     store = str(tmp_path_factory.mktemp("tuned") / "store")
     return run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=store, **LOWEST), open_store(store)
+
+
+def copied(swept, folder: Path) -> str:
+    """A copy of the store."""
+    return str(shutil.copytree(Path(swept[1].path).parent, folder / "copy") / "store")
 
 
 def rows(store) -> pd.DataFrame:
@@ -79,6 +86,41 @@ def test_a_grid_of_ones_own_is_taken_as_it_is(tmp_path):
     runs = rows(open_store(store))
     assert set(of_stage(runs, TUNE)["lr"]) == {1e-3, 2e-3}
     assert set(screened(runs)["lr"]) <= {1e-3, 2e-3}
+
+
+def test_a_grid_of_ones_own_is_all_that_counts_in_a_store_that_was_tuned_before(swept, tmp_path):
+    store = copied(swept, tmp_path)
+    grid = [8 * PRESET, 16 * PRESET]
+    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[7], lrs=grid, store=store, **LOWEST)
+    reported = screened(rows(open_store(store)))
+    assert set(reported.loc[reported["seed"].eq(7), "lr"]) == {8 * PRESET}  # PRESET was better, and is none of these
+
+
+def test_rates_are_chosen_on_seeds_that_are_not_reported_whatever_the_store_has(swept, tmp_path):
+    store = copied(swept, tmp_path)
+    with pytest.raises(ConfigError, match=r"--seeds: found 3000; accepted: seeds that no row .*`tune`"):
+        run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=SEEDS, store=store, **LOWEST)
+    new = str(tmp_path / "screened" / "store")
+    run_sweep(RECIPES[:1], tasks=TASKS, seeds=SEEDS, store=new, **LOWEST)
+    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], store=new, **LOWEST)
+    assert set(of_stage(rows(open_store(new)), TUNE)["seed"]) == {3002, 3003}
+
+
+def test_a_search_that_ended_at_an_edge_says_so(swept, tmp_path):
+    assert not learning_rates(swept[1].runs())["at_edge"].any()
+    store = str(tmp_path / "store")
+    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0, 1], lrs=[8 * PRESET, 16 * PRESET], store=store, **LOWEST)
+    found = learning_rates(open_store(store).runs())
+    assert found["at_edge"].all()
+    assert set(found["rates"]) == {1}
+
+
+def test_losses_of_another_version_choose_no_rate(swept, monkeypatch):
+    _, store = swept
+    assert rates_tried(store, TASKS)
+    runs = store.runs()
+    monkeypatch.setattr(Store, "runs", lambda *_: runs.assign(rev_engine=runs["rev_engine"] - 1))
+    assert not rates_tried(store, TASKS)
 
 
 def test_a_budget_that_ends_while_rates_are_tuned_says_so(tmp_path):

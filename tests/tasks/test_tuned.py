@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fp4dse.dse import ConfigError, Recipe, recipe_files
+from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_files
+from fp4dse.dse.attention import Attention, KeyGradient, Scores
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.tasks import facts_of, get_task
@@ -54,6 +55,10 @@ def test_every_recipe_has_a_class_and_every_class_a_representative():
     assert classes["nvfp4-stable-spam"] == "stable-spam"
     assert classes["nvfp4-muon"] == "muon"
     assert classes["luq"] == "forward"
+    nvfp4, plain = QUANTIZERS["nvfp4"], Recipe.named("bf16")
+    cores = {"forward": Attention(scores=Scores(q=nvfp4)), "backward": Attention(dk=KeyGradient(q=nvfp4))}
+    for of, core in cores.items():
+        assert tuning_class(msgspec.structs.replace(plain, attention=core)) == of
 
 
 def test_what_nobody_tuned_keeps_the_rate_of_its_preset():

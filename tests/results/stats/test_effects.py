@@ -8,6 +8,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results import effects
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.least_squares import fit, sum_to_zero, undetermined
+from fp4dse.results.stats.paired import PLAIN
 
 SR, RHT, SCALE = "*.g.rounding", "wgrad.rotation", "*.scale"
 KNOBS = (SCALE, "*.tensor_scale", SR, "forward.rounding", RHT)
@@ -149,9 +150,41 @@ def test_intervals_of_effects_cover_the_truth(seeds, lacking):
         if lacking:
             y[rng.integers(12), rng.integers(seeds)] = np.nan
         model = fit(design, y, np.ones(12), np.zeros(4))
-        value, error = model.estimate(contrasts)
-        covered += np.abs(value - truth) <= t.ppf(0.975, model.freedom) * error
+        value, error, freedom = model.estimate(contrasts)
+        covered += np.abs(value - truth) <= t.ppf(0.975, freedom) * error
     assert covered / 2000 == pytest.approx([0.95, 0.95], abs=0.02)
+
+
+@pytest.mark.parametrize("few", ["of a level", "any"])
+@pytest.mark.parametrize("shared", [0.0, 1.0])
+def test_recipes_of_three_seeds_beside_others_of_six_differ_by_what_three_seeds_say(few, shared):
+    from scipy.stats import t
+
+    rng = np.random.default_rng(1)
+    a, b = np.repeat([0, 1], 12), np.tile([0, 1, 2], 8)
+    design = np.column_stack([np.ones(24), sum_to_zero(2)[a], sum_to_zero(3)[b]])
+    contrasts, covered = np.array([[0, 2.0, 0, 0], [0, 0, 1, -1]]), np.zeros(2)
+    for _ in range(500):
+        y = rng.normal(size=(24, 6)) + 3 * rng.normal(size=6) + shared * rng.normal(size=(2, 6))[a]
+        rows = a == 1 if few == "of a level" else rng.random(24) < 0.5
+        y[np.ix_(rows, [3, 4, 5])] = np.nan
+        value, error, freedom = fit(design, y, np.ones(24), np.zeros(4)).estimate(contrasts)
+        covered += np.abs(value) <= t.ppf(0.975, freedom) * error
+    assert covered / 500 == pytest.approx([0.95, 0.95], abs=0.03)
+
+
+def test_the_weights_of_a_seed_are_how_its_lanes_move_an_estimate():
+    rng = np.random.default_rng(2)
+    design, contrast = np.column_stack([np.ones(8), rng.normal(size=(8, 2))]), np.array([[0.0, 1.0, -2.0]])
+    weight, y = rng.random(8) + 0.5, np.where(rng.random((8, 4)) < 0.3, np.nan, rng.normal(size=(8, 4)))
+    y[:, 0] = 0.0
+    before, squares = fit(design, y, weight, np.zeros(3)), np.zeros(4)
+    for recipe, seed in np.argwhere(np.isfinite(y)):
+        moved = y.copy()
+        moved[recipe, seed] += 1.0
+        after = fit(design, moved, weight, np.zeros(3))
+        squares[seed] += (contrast @ (after.coefficients - before.coefficients)).item() ** 2
+    assert before.seed_weights(contrast)[0] == pytest.approx(squares)
 
 
 def test_the_clustered_error_is_the_t_interval_over_per_seed_estimates():
@@ -160,10 +193,10 @@ def test_the_clustered_error_is_the_t_interval_over_per_seed_estimates():
     y = rng.normal(size=(8, 5))
     model = fit(design, y, np.ones(8), np.zeros(3))
     each = np.linalg.lstsq(design, y, rcond=None)[0]  # [3, seeds]
-    value, error = model.estimate(np.eye(3)[1:])
+    value, error, freedom = model.estimate(np.eye(3)[1:])
     assert value.tolist() == pytest.approx(each.mean(axis=1)[1:].tolist())
     assert error.tolist() == pytest.approx((each.std(axis=1, ddof=1) / np.sqrt(5))[1:].tolist())
-    assert model.freedom == 4
+    assert freedom.tolist() == [4, 4]
 
 
 def test_with_one_seed_the_residual_is_the_yardstick_and_it_says_so():
@@ -172,7 +205,7 @@ def test_with_one_seed_the_residual_is_the_yardstick_and_it_says_so():
     covered = 0
     for _ in range(1000):
         model = fit(design, rng.normal(size=(24, 1)), np.ones(24), np.zeros(3))
-        value, error = model.estimate(np.array([[0, 2.0, 0]]))
+        value, error, _ = model.estimate(np.array([[0, 2.0, 0]]))
         covered += abs(value[0]) <= 2.08 * error[0]  # t with 21 degrees of freedom
     assert covered / 1000 == pytest.approx(0.95, abs=0.025)
     found = effects(generated(KNOBS, truth=planted, seeds=1, noise=0.05))
@@ -243,7 +276,7 @@ def test_factors_that_only_change_together_have_no_effect_of_their_own():
 
 def test_without_a_baseline_effects_stand_and_means_are_unknown():
     runs = generated(KNOBS, truth=planted)
-    with_, without = effects(runs), effects(runs[~runs["is_baseline"]])
+    with_, without = effects(runs), effects(runs[~runs["is_baseline"]].assign(baseline_id=PLAIN))
     assert without["effect"].tolist() == pytest.approx(with_["effect"].tolist())
     assert without["mean"].isna().all()
 

@@ -90,6 +90,17 @@ def test_without_the_matched_baseline_an_optimizer_has_no_effect_and_the_lowest_
     assert np.isnan(optimizer_effect(effects(runs))["effect"])
 
 
+@pytest.mark.parametrize("lost", [BF16, with_spam(BF16)])
+def test_a_seed_on_which_a_baseline_diverged_tells_nothing_of_the_optimizer(row, lost):
+    lanes = planted(row)
+    bad = [one for one in lanes if one["config_id"] == lost.config_id and one["seed"] in (2, 3)]
+    for one in bad:
+        one |= {"status": "diverged", "val_loss": None, "val_loss_bf16": None}
+    for found in (effects(add_gap(pd.DataFrame(lanes))), marginal(add_gap(pd.DataFrame(lanes)))):
+        line = optimizer_effect(found)
+        assert line["effect" if "effect" in found else "difference"] == pytest.approx(0.0, abs=0.005)
+
+
 def test_who_ruins_bf16_as_well_is_not_on_the_front(row):
     """A gap to a bad baseline is no quality: the front is of losses."""
     sgd = replace(NVFP4, training=Training(optimizer=SGD()))

@@ -48,3 +48,11 @@ def test_recipes_that_were_not_run_everywhere_are_left_out():
     assert "rht32" not in set(pooled_effects(fewer)["level"])
     apart = runs[runs["task"].eq("task 0") == runs["wgrad_rotation"].eq("rht32")]
     assert pooled_effects(apart).empty
+
+
+def test_techniques_that_do_nothing_are_told_in_one_study_of_twenty():
+    told = 0
+    for seed in range(10):
+        parts = [generated((SR, RHT, FWD), seed=2 * seed + i, task=f"task {i}") for i in range(2)]
+        told += pooled_effects(pd.concat(parts, ignore_index=True))["q"].lt(0.05).any()
+    assert told <= 2  # 5 % of 10, and three standard errors

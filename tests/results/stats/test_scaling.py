@@ -36,6 +36,17 @@ def test_a_pass_in_bf16_has_the_factor_one_without_limits():
     assert both[["eff_n_low", "eff_n_high", "eff_d_low", "eff_d_high"]].notna().all()
 
 
+def test_a_recipe_that_quantizes_some_layers_or_the_attention_core_alone_has_both_factors():
+    runs, _ = study()
+    elements = [name for name in runs if name.endswith("_element")]
+    for column, text in (("layers", "last 4: nvfp4"), ("attention", "scores nvfp4")):
+        plain = runs.assign(layers="none", attention="none", **dict.fromkeys(elements, "bf16"))
+        lines = scaling(plain.assign(**{column: np.where(plain["is_baseline"], "none", text)}))
+        assert lines[["eff_n", "eff_d", "eff_n_low", "eff_d_low"]].notna().all(axis=None)
+        assert not lines["note"].str.contains("quantizes nothing").any()
+    assert scaling(plain.assign(attention="none"))["note"].str.contains("quantizes nothing").all()
+
+
 def test_without_noise_a_power_law_is_found_and_foretells_the_largest_size():
     runs, truth = study("power", noise=1e-7, common=1e-7)
     lines = scaling(runs).merge(truth, on="config_id", suffixes=("", "_true"))

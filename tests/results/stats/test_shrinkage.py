@@ -9,7 +9,7 @@ from fp4dse.results import against, front_chance
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.pareto import equal_costs, front
 from fp4dse.results.stats.shrinkage import posterior
-from fp4dse.results.stats.simultaneous import versus
+from fp4dse.results.stats.simultaneous import lowest, versus
 from fp4dse.results.stats.spread import spread_over_seeds
 
 
@@ -62,7 +62,8 @@ def test_no_recipe_is_told_from_the_luckiest_of_its_equals():
     for seed in range(60):
         gaps, spread = drawn(np.full(40, 0.2), seed)
         place = int(spread.mean.argmin())
-        found = versus(gaps, place, spread, posterior(spread, gaps, []), np.ones(40, bool))
+        truth = posterior(spread, gaps, []).draw(500, np.random.default_rng(0))
+        found = versus(gaps, np.full(40, place), spread, truth, lowest(np.ones(40, bool)))
         wrong += (np.abs(found.difference) > found.limit * found.error).any()
     assert wrong <= 8  # 5 % of 60, and three standard errors
 

@@ -51,6 +51,7 @@ def test_it_is_written_once_and_a_torn_writing_is_taken_up_again(packages, tmp_p
     again = python_source.installed_python()
     assert (folder / "train.bin").stat().st_mtime_ns == before
     (folder / "held_out.bin").unlink()
+    (folder / "digest").unlink()
     python_source.installed_python.cache_clear()
     assert bytes(python_source.installed_python().held_out) == bytes(corpus.held_out) == bytes(again.held_out)
 
@@ -60,6 +61,17 @@ def test_another_version_is_another_text(packages):
     packages["package0 2.0"] = packages.pop("package0 1.0")
     python_source.installed_python.cache_clear()
     assert python_source.installed_python().digest != digest
+
+
+def test_other_files_of_the_same_version_are_another_text(packages, tmp_path, monkeypatch):
+    """Two machines have the same packages in the same versions, and one of them a file that its build wrote."""
+    here = python_source.installed_python()
+    packages["package3 1.0"][1].write_text("# built elsewhere\n" * 6_000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    python_source.installed_python.cache_clear()
+    there = python_source.installed_python()
+    assert there.contents == here.contents
+    assert there.digest != here.digest
 
 
 def test_too_little_is_refused(packages):
