@@ -434,6 +434,24 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     assert all(torch.equal(a, b) for a, b in zip(codes, unfused.packed(x, False, call, [q]), strict=True))
 
 
+def test_maxima_that_lie_apart_are_those_of_their_lanes(place):
+    """As learned clips do, which are parameters among others of their lanes."""
+    q = NAMED["nvfp4"]
+    x = torch.randn(3, 32, 32)
+    among = torch.tensor([9.0, 1e-3, 1e3, 1e-6]).repeat(3, 1) * torch.tensor([[1.0], [2.0], [4.0]])
+    there = place.device, call_for([q] * 3)
+    call = to(*there)._replace(tensor_amax=among.to(place.device)[:, 0])
+    assert not call.tensor_amax.is_contiguous()
+    on_cpu = there[1]._replace(tensor_amax=among[:, 0].contiguous())
+    expected = unfused.operand(x, False, on_cpu)
+    given = x.to(place.device), False, call
+    assert_same_bits([t.cpu() for t in fused.operand(*given, torch.float32)], expected)
+    codes = [t.cpu() for t in fused.packed(*given)]
+    assert all(torch.equal(a, b) for a, b in zip(codes, unfused.packed(x, False, on_cpu, [q] * 3), strict=True))
+    rows = [t.cpu() for t in fused.both(given[0], (call, call), torch.float32)[:2]]
+    assert_same_bits(rows, expected)
+
+
 @pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["nvfp4-sr-rht"] * 2, ["quartet2"] * 2, ["hif4-ascend"] * 2])
 def test_layers_quantize_with_the_kernels_as_without(place, monkeypatch, names):
     agree_with_the_reference(place, monkeypatch, [Recipe.named(name) for name in names], STAGES)

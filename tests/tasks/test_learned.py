@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.outliers import OUTLIER_NAMES, LearnedClip
@@ -99,6 +99,18 @@ def test_a_lane_is_itself_in_any_company_after_a_checkpoint_and_a_rung(tmp_path)
     assert train_in_two(TASK, members, file=tmp_path / "half.pt", after=5, record=True) == whole
     pruned = train(TASK, members, record=True, pruning=Pruning([Rung(6, 0.4)], lambda *_: [False, True, False])).lanes
     assert pruned[1] == whole[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_lanes_that_compute_the_same_begin_with_one_loss(device):
+    """Each by its own clip, which lies among its lane's parameters, and which a tensor scale follows."""
+    q = replace(Quantizer.named("nvfp4"), outliers=LearnedClip(start=1.0))
+    base = Recipe.named("nvfp4")
+    population = Population(
+        TASK, [Lane(replace(base, fprop=replace(base.fprop, x=q)), lr, 0) for lr in (1e-4, 1e-3, 1e-2)], device
+    )
+    population.train_step(0)
+    assert len(set(population.losses(0))) == 1
 
 
 def test_a_rule_for_layers_may_give_it_to_some():

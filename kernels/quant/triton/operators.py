@@ -186,8 +186,10 @@ def _run(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | N
 
 
 def _for_lanes(call: Call, lanes: int) -> Call:
-    """With signs for each lane."""
-    return call._replace(signs=_of_each(call.signs, lanes))
+    """With signs for each lane, and maxima one behind the other, as kernels read them: learned clips lie apart, each
+    among the parameters of its lane."""
+    amax = None if call.tensor_amax is None else call.tensor_amax.contiguous()
+    return call._replace(signs=_of_each(call.signs, lanes), tensor_amax=amax)
 
 
 def _of_each(signs: Tensor | None, lanes: int) -> Tensor | None:

@@ -1,0 +1,68 @@
+"""What the page of fine-tuning says is recovered is what the store beside it has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fp4dse.results import open_store
+
+DOCS = Path(__file__).parents[2] / "docs"
+COLUMNS = [
+    *("bf16, fprop.w nvfp4", "bf16, fprop.w mxfp4-rceil", "bf16, fprop.w e2m1 tensor one T1"),
+    *("bf16, forward nvfp4", "bf16, forward mxfp4-rceil"),
+]
+"""What is rounded, in the order of the table."""
+QAD, ALONE = ", qad", ", trains what is learned"
+METHODS = [
+    *(("", ""), ("", QAD)),
+    *((", fprop.w factors", ALONE), (", fprop.w factors", QAD + ALONE)),
+    *((", fprop.w lora", ALONE), (", fprop.w lora", QAD + ALONE)),
+    *((", fprop.w scales", ALONE), (", fprop.w scales", QAD + ALONE)),
+    *((", fprop.w lsq", ""), (", fprop.w lsq", QAD), (", fprop.w lsq", ALONE), (", fprop.w lsq", QAD + ALONE)),
+]
+"""The rows of the table, what a label has before and behind the backward pass."""
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (DOCS / "finetune.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
+
+
+@pytest.fixture(scope="module")
+def recovered():
+    return open_store(DOCS / "study" / "finetune-store").sql("FROM recovered").set_index("label")
+
+
+def test_the_table_has_all_that_the_store_has_but_pact(page, recovered):
+    rows = [row.strip("|").split("|")[1:] for row in page.partition("| | weights, NVFP4 |")[2].splitlines()[2:15]]
+    [lost, *rows] = [[cell.strip() for cell in row] for row in rows]
+    written = set()
+    for (before, behind), [*cells, step] in zip(METHODS, rows, strict=True):
+        overheads = []
+        for rounded, cell in zip(COLUMNS, cells, strict=True):
+            label = f"{rounded}{before}, backward x+w from forward{behind}"
+            if not cell:
+                assert label not in recovered.index
+                continue
+            line = recovered.loc[label]
+            shares = [round(100 * line[column]) for column in ("of_base", "of_base_low", "of_base_high")]
+            assert [int(number) for number in re.findall(r"-?\d+", cell)] == shares, label
+            overheads.append(f"{line['overhead']:.2f}")
+            written.add(label)
+        assert {*re.findall(r"\d\.\d+", step)} == {*overheads}, behind
+    assert [float(cell) for cell in lost[:-1]] == [
+        round(recovered.loc[f"{rounded}, backward x+w from forward", "lost"], 4) for rounded in COLUMNS
+    ]
+    assert {label for label in recovered.index if "pact" not in label} == written
+
+
+def test_lanes_of_a_seed_began_alike_but_those_with_pact():
+    """What the page says of a fault: lanes that compute the same before any update had one loss each, and not with a
+    clip that is learned of activations."""
+    store = open_store(DOCS / "study" / "finetune-store")
+    first = store.sql("SELECT recipe, recipe_label, seed, curve_loss[1] AS loss FROM curves JOIN runs USING (run_id)")
+    first["rounded"] = first["recipe_label"].str.replace(r", (backward.*|untrained)$", "", regex=True)
+    spread = first.groupby(["rounded", "seed"])["loss"].agg(lambda of: of.max() - of.min()).unstack()
+    assert (spread.loc["bf16, forward nvfp4, fprop.x pact"] > 1).all()
+    assert (spread.drop("bf16, forward nvfp4, fprop.x pact") == 0).all(axis=None)
