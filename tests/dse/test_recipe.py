@@ -332,6 +332,8 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
             (through, q.element, through.scale_rounding != STE() and stored(q.scale)) for through, q in passages
         ]
         around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate, r.fprop.channels
+        bf16, ends = Quantizer(element="bf16"), r.finish.stages_but_weights if r.finish else ()
+        around = *around, [product_format(bf16, r.slot(f"{stage}.w")) for stage in ends]
         keeps = [q for q in (r.fprop.x, r.fprop.w) if q.tensor_scale and q.tensor_scale.amax != "current"]
         changes = keeps or type(r.fprop.w.rounding).__name__ == "Ema" or r.layers or r.finish
         around = *around, bool(r.training.rollout and changes)
