@@ -171,11 +171,10 @@ def attention_core(
     """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype; layer keys the random
     numbers."""
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    out: Tensor = _Core.apply(q, k, v, CoreUse(core, numerics, layer, causal, save))
-    return out
+    return _Core.apply(q, k, v, CoreUse(core, numerics, layer, causal, save))
 
 
-class _Core(Function):
+class _Core(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> Tensor:
         ctx.use, ctx.dtypes = use, (q.dtype, k.dtype, v.dtype)
