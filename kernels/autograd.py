@@ -1,15 +1,18 @@
-"""torch's `autograd.Function`, with a type for `apply`, which torch leaves untyped."""
+"""torch's `autograd.Function`, with the type of its result, which torch leaves unsaid: `Function[Tensor]`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 
-class Function(torch.autograd.Function):
+
+class Function(torch.autograd.Function, Generic[Result]):
     """A function with a gradient of its own: static methods `forward` and `backward`, as torch has them."""
 
     if TYPE_CHECKING:
-        apply: Callable[..., Any]
+
+        @classmethod
+        def apply(cls, *operands: Any) -> Result: ...

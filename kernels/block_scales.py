@@ -46,10 +46,10 @@ class BlockScales(nn.Module):
 
     def applied(self, weight: Tensor, decoded: Callable[[Tensor], Tensor]) -> Tensor:
         """m · Q(W), [L, N, K]. decoded: W -> Q(W)."""
-        return _applied(weight, self.m.clamp(LEAST, MOST), decoded, self.block)
+        return _Applied.apply(weight, self.m.clamp(LEAST, MOST), decoded, self.block)
 
 
-class _Applied(Function):
+class _Applied(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, w: Tensor, m: Tensor, decoded: Callable[[Tensor], Tensor], block: int) -> Tensor:
         on_grid = decoded(w.detach())
@@ -64,9 +64,6 @@ class _Applied(Function):
         of_elements = F.pad(g * on_grid, (0, -g.shape[2] % ctx.block))
         total = wide_sum(of_elements.unflatten(2, (-1, ctx.block)).flatten(0, 2), 1)
         return g * spread(m, ctx.block, g.shape[2]), total.view(m.shape), None, None
-
-
-_applied: Callable[..., Tensor] = _Applied.apply
 
 
 def into_weight(weight: Tensor, m: Tensor) -> Tensor:

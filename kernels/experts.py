@@ -90,7 +90,7 @@ def _together(numerics: LaneNumerics, numbers: tuple[int, ...], x: Tensor, w: Te
     fold = numerics.at_present(_fold(numerics, tuple(numerics.keys[number][1] for number in numbers)))
     fold.members, fold.filled, fold.precise_layers = numbers, filled.flatten(), numerics.precise_layers
     y = product(x.flatten(0, 1), w.flatten(0, 1), None, fold, numbers[0])
-    return y.unflatten(0, x.shape[:2])
+    return y.view(*x.shape[:2], *y.shape[1:])
 
 
 def _fold(numerics: LaneNumerics, experts: tuple[int, ...]) -> LaneNumerics:

@@ -233,4 +233,5 @@ def _device_s(call: Callable[[], None], times: int) -> float:
         call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3 / times
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / 1e3 / times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from fp4dse.kernels.quant.operand.records import Stored
 ANYWHERE = Place()
 
 
-class _QuantLinear(Function):
+class _QuantLinear(Function[Tensor]):
     """Y = X Wᵀ + b, each of the six operands quantized along its own contraction axis.
 
     Backward operands are made from the unquantized ones, or from the forward pass's quantized copies where the recipe
@@ -124,10 +124,10 @@ def _product(
 ) -> Tensor:
     """The same of lanes that compute alike, their operands clamped first where a clip is learned."""
     x, w = numerics.clipped("x", layer, x), numerics.clipped("w", layer, w)
-    return _quant_linear(x, w, b, numerics, layer, window)
+    return _QuantLinear.apply(x, w, b, numerics, layer, window)
 
 
-class _AddBias(Function):
+class _AddBias(Function[Tensor]):
     """y + b over the rows, [L, M, N] + [L, N], in y's dtype; the gradient of b is summed in a fixed order."""
 
     @staticmethod
@@ -139,14 +139,9 @@ class _AddBias(Function):
         return g, wide_sum(g, 1)
 
 
-_quant_linear: Callable[..., Tensor] = _QuantLinear.apply
-_add_bias: Callable[..., Tensor] = _AddBias.apply
-"""`apply` with the types that torch does not give it."""
-
-
 def add_bias(y: Tensor, b: Tensor) -> Tensor:
     """y [L, M, N] + b float32 [L, N], with a gradient of b that does not depend on the number of lanes."""
-    return _add_bias(y, b)
+    return _AddBias.apply(y, b)
 
 
 class QuantLinear(nn.Module):

@@ -97,7 +97,7 @@ def refuse(clips: dict[str, Clips], why: str) -> None:
         raise ConfigError(f"fprop.{operand}.outliers", outlier_words(found), f"none, residual, occ, clamp ({why})")
 
 
-class _Clipped(Function):
+class _Clipped(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, inside: Inside | None) -> Tensor:
         ctx.save_for_backward(x, alpha)
@@ -120,13 +120,10 @@ class _Clipped(Function):
         return torch.where(is_cut, 0.0, g), total, None
 
 
-_clipped: Callable[..., Tensor] = _Clipped.apply
-
-
 def clipped(x: Tensor, alpha: Tensor | None, inside: Inside | None = None) -> Tensor:
     """x [L, …] clamped to [-alpha, alpha] of its lane, in x's dtype, with the gradients above. alpha: float32 [L, 1];
     None: x itself. inside: None where no lane has LSQ's gradient."""
-    return x if alpha is None else _clipped(x, alpha, inside)
+    return x if alpha is None else _Clipped.apply(x, alpha, inside)
 
 
 def _clamped(x: Tensor, alpha: Tensor) -> Tensor:

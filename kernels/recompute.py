@@ -33,7 +33,7 @@ def recomputed(module: nn.Module, numerics: LaneNumerics, *inputs: Tensor | None
     return _Recomputed.apply(module, numerics, len(inputs), *inputs, *module.parameters())
 
 
-class _Recomputed(Function):
+class _Recomputed(Function[Outputs]):
     @staticmethod
     def forward(ctx: Any, module: nn.Module, numerics: LaneNumerics, count: int, *tensors: Tensor | None) -> Outputs:
         ctx.module, ctx.numerics, ctx.journal = module, numerics, Journal()

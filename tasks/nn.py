@@ -102,7 +102,7 @@ def self_attention(projection: Any, x: Tensor, heads: int) -> Tensor:
     return mixed.view(lanes, batch, heads, tokens, size).transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
-class _Recomputed(Function):
+class _Recomputed(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x)
@@ -121,8 +121,7 @@ class _Recomputed(Function):
 def max_pool(x: Tensor) -> Tensor:
     """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient. What it
     keeps for the backward pass is x."""
-    pooled: Tensor = _Recomputed.apply(x, _largest_of_two)
-    return pooled
+    return _Recomputed.apply(x, _largest_of_two)
 
 
 def _largest_of_two(x: Tensor) -> Tensor:
@@ -134,8 +133,7 @@ def _largest_of_two(x: Tensor) -> Tensor:
 def max_pool_overlapping(x: Tensor) -> Tensor:
     """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative. What it keeps for the
     backward pass is x."""
-    pooled: Tensor = _Recomputed.apply(x, _largest_of_three)
-    return pooled
+    return _Recomputed.apply(x, _largest_of_three)
 
 
 def _largest_of_three(x: Tensor) -> Tensor:
@@ -154,7 +152,7 @@ def mean_pool(x: Tensor) -> Tensor:
     return divided(lane_sum(rows.to(torch.float32), 2), rows.shape[2]).to(x.dtype)
 
 
-class _Upsampled(Function):
+class _Upsampled(Function[Tensor]):
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
@@ -168,8 +166,7 @@ class _Upsampled(Function):
 
 def upsampled(x: Tensor) -> Tensor:
     """Every pixel four times: [L, B, H, W, C] -> [L, B, 2H, 2W, C]."""
-    out: Tensor = _Upsampled.apply(x)
-    return out
+    return _Upsampled.apply(x)
 
 
 def patches(x: Tensor, size: int) -> Tensor:

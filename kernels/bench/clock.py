@@ -50,7 +50,7 @@ def median_us(call: Callable[[], object]) -> float:
     """Median time of a call on the device."""
     for _ in range(3):
         call()
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -105,7 +105,7 @@ def to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     normal = ((four >> 1 & 3) + 126 << 23 | (four & 1) << 22).view(torch.float32)
     values = torch.where(four & 7 > 1, normal, (four & 1) * 0.5) * (1 - (four >> 3) * 2)
     scale = (scales.int() << 23).view(torch.float32)
-    return (values.unflatten(2, (-1, BLOCK)) * scale[..., None]).flatten(2).to(torch.bfloat16)
+    return (values.view(*scale.shape, BLOCK) * scale[..., None]).flatten(2).to(torch.bfloat16)
 
 
 def bf16_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:

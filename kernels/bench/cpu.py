@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def microxcaling(x: Tensor, rounding: str = "even") -> Run:
 def torchao_nvfp4(x: Tensor) -> Run:
     nvfp4 = import_module("torchao.prototype.mx_formats.nvfp4_tensor")
 
-    def quantize(x: Tensor) -> Tensor:
+    def quantize(x: Tensor) -> object:
         tensor_scale = nvfp4.per_tensor_amax_to_scale(x.abs().amax())
         scales, packed = nvfp4.nvfp4_quantize(x, per_tensor_scale=tensor_scale)
         values = nvfp4.f4_unpacked_to_f32(nvfp4.unpack_uint4(packed)).view(*scales.shape, 16)
@@ -63,7 +63,7 @@ def torchao_nvfp4(x: Tensor) -> Run:
 def torchao_mxfp4(x: Tensor) -> Run:
     mx = import_module("torchao.prototype.mx_formats.mx_tensor")
 
-    def call() -> Tensor:
+    def call() -> object:
         scales, packed = mx.to_mx(x, torch.float4_e2m1fn_x2, 32)
         return mx.to_dtype(packed, scales, torch.float4_e2m1fn_x2, 32, torch.float32)
 
@@ -83,7 +83,7 @@ def gfloat(x: Tensor) -> Run:
 def gfloat_stochastic(x: Tensor) -> Run:
     library, formats = import_module("gfloat"), import_module("gfloat.formats")
 
-    def round_(y: Tensor) -> Tensor:
+    def round_(y: Tensor) -> Any:
         bits, mode = torch.randint(1 << 16, y.shape), library.RoundMode.StochasticFast
         return library.round_ndarray(formats.format_info_ocp_e2m1, y, mode, sat=True, srbits=bits, srnumbits=16)
 

@@ -14,7 +14,7 @@ from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.sums import lane_sum, wide_sum
 
 
-class _Affine(Function):
+class _Affine(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, gain)

@@ -52,7 +52,7 @@ class Scoring(LaneNumerics):
             if here not in self._as_judged:
                 seeds, device = self.seeds.tolist(), self.seeds.device
                 self._as_judged[here] = LaneNumerics([here] * self.lanes, seeds, device, dtype=self.dtype)
-            stage, use = self._as_judged[here]._stage("fprop", layer), self.use(layer)
+            stage, use = self._as_judged[here].stage("fprop", layer), self.use(layer)
             rotation = stage.draw_rotation(use)
             for product, operand, of in (("dgrad", "x", x), ("wgrad", "w", w)):
                 taken = stage.operand(operand, of, use, rotation).restored(rotation, of.shape[2])

@@ -126,13 +126,11 @@ class Exchange:
 
     def end(self, passage: Passage) -> Tensor:
         """The second half of either."""
-        out: Tensor = _End.apply(*passage)
-        return out
+        return _End.apply(*passage)
 
     @staticmethod
     def _begun(of: _Passage, x: Tensor) -> Passage:
-        token: Tensor = _Begin.apply(x, of)
-        return token, of
+        return _Begin.apply(x, of), of
 
     def to_experts(self, x: Tensor, plan: Plan, q: Quantizer, way: str) -> Callable[[], Tensor]:
         """x [L, M, D], or a row for each choice [L, M, k, D], on its way to the experts' places: float32 [L, E/n, room,
@@ -227,7 +225,7 @@ Passage = tuple[Tensor, _Passage]
 """Rows that are under way, behind a tensor without numbers that ties the two ends."""
 
 
-class _Begin(Function):
+class _Begin(Function[Tensor]):
     """x leaves; in the backward pass its gradients have come."""
 
     @staticmethod
@@ -246,7 +244,7 @@ class _Begin(Function):
         return g.to(ctx.of.dtype), None
 
 
-class _End(Function):
+class _End(Function[Tensor]):
     """x has come; in the backward pass its gradients leave."""
 
     @staticmethod

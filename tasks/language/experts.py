@@ -207,7 +207,7 @@ def shares(chosen: Tensor, experts: int) -> Tensor:
     return counts.to(torch.float32) * (1.0 / flat.shape[1])
 
 
-class _GatherRows(Function):
+class _GatherRows(Function[Tensor]):
     """Rows of x [L, R, D] at index [L, S], 0 for index R. inverse [L, R, k]: where each row went, S for nowhere."""
 
     @staticmethod
@@ -228,7 +228,7 @@ def _rows_or_zero(x: Tensor, index: Tensor) -> Tensor:
     return torch.where(inside[..., None], rows, 0.0)
 
 
-class _WeightRows(Function):
+class _WeightRows(Function[Tensor]):
     """x [L, M, D] times w float32 [L, M], in x's dtype."""
 
     @staticmethod

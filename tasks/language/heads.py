@@ -16,7 +16,7 @@ from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.rms_norm import rms_norm
 
 
-class _Repeated(Function):
+class _Repeated(Function[Tensor]):
     """x [..., K, d] -> [..., K · times, d], every head `times` times in a row."""
 
     @staticmethod

@@ -26,7 +26,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.block_scales import refuse_scales
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
 from fp4dse.kernels.factors import refuse_factors
-from fp4dse.kernels.lanes import PRESENT
+from fp4dse.kernels.lanes.parts import PRESENT, LaneParts
 from fp4dse.kernels.learned import refuse
 from fp4dse.kernels.structure import LOOK_UPS, is_product, structure_of
 from fp4dse.tasks.optimizers import LaneOptimizer
@@ -76,7 +76,7 @@ class SequentialNumerics(LaneNumerics):
         for lane, seed in zip(self.each, seeds, strict=True):
             lane.reseed([seed])
 
-    def parts(self) -> Iterator[LaneNumerics]:
+    def parts(self) -> Iterator[LaneParts]:
         for lane in self.each:
             yield from lane.parts()
 

@@ -6,8 +6,8 @@ import torch
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.lanes.split import Group, make_split
 from fp4dse.kernels.layers import QuantLinear
-from fp4dse.kernels.split import Group, make_split
 
 PLACE = Place("mlp", 0, 2, "up", name="block0.up")
 OTHER = Place("attention", 0, 2, "qkv", name="block0.qkv")

@@ -37,7 +37,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
     return _Attention.apply(q, k, v, causal)
 
 
-class _Attention(Function):
+class _Attention(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         ctx.causal, ctx.dtypes = causal, (q.dtype, k.dtype, v.dtype)

@@ -52,7 +52,7 @@ _TILES = {
 def tiles(kernel: str, length: int, size: int) -> dict[str, int]:
     """Queries and keys of a block, warps and stages of `forward`, `keys` or `queries`: of the problem alone."""
     queries, keys, warps, stages = _TILES[kernel, size > 64]
-    most = _padded(length)
+    most = padded(length)
     keys = most if kernel == "forward" and length <= _SHORT else min(keys, most)
     queries = min(queries, most)
     rows = keys if kernel == "keys" else queries  # of the tile that is accumulated
@@ -61,7 +61,7 @@ def tiles(kernel: str, length: int, size: int) -> dict[str, int]:
 
 def short(length: int, size: int) -> dict[str, int] | None:
     """Rows and warps of a program that makes all gradients of a matrix; None if that would be too much for one."""
-    rows = _padded(length)
+    rows = padded(length)
     return {"ROWS": rows, "num_warps": rows // 16} if rows <= (_SHORT if size <= 64 else _SHORT // 2) else None
 
 
@@ -118,7 +118,7 @@ def backward(
     return dq, dk, dv
 
 
-def _padded(n: int) -> int:
+def padded(n: int) -> int:
     """As many rows or columns as a product has at least."""
     return max(16, triton.next_power_of_2(n))
 
@@ -126,7 +126,7 @@ def _padded(n: int) -> int:
 def _sizes(size: int) -> dict[str, float]:
     """Of a head, and what makes scores of base 2 of its products. These are rounded before a maximum is subtracted, or
     the exponential of huge ones would be infinite."""
-    return {"SIZE": size, "D": _padded(size), "FACTOR": log2(e) / sqrt(size), "enable_fp_fusion": False}
+    return {"SIZE": size, "D": padded(size), "FACTOR": log2(e) / sqrt(size), "enable_fp_fusion": False}
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
 
 if TYPE_CHECKING:
-    from fp4dse.kernels.lanes import LaneNumerics
+    from fp4dse.kernels.lanes.stages import LaneStages
 
 _CORE = Operation(__name__)
 
@@ -143,7 +143,7 @@ class CoreUse(NamedTuple):
     the backward pass will follow."""
 
     core: AttentionCore
-    numerics: LaneNumerics
+    numerics: LaneStages
     layer: int
     causal: bool
     save: bool = True
@@ -166,16 +166,15 @@ class Scores(NamedTuple):
 
 
 def attention_core(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, core: AttentionCore, numerics: LaneNumerics, layer: int
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, core: AttentionCore, numerics: LaneStages, layer: int
 ) -> Tensor:
     """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype; layer keys the random
     numbers."""
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    out: Tensor = _Core.apply(q, k, v, CoreUse(core, numerics, layer, causal, save))
-    return out
+    return _Core.apply(q, k, v, CoreUse(core, numerics, layer, causal, save))
 
 
-class _Core(Function):
+class _Core(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> Tensor:
         ctx.use, ctx.dtypes = use, (q.dtype, k.dtype, v.dtype)

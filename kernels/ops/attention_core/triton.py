@@ -35,6 +35,7 @@ from torch import Tensor
 from fp4dse.dse.attention import ATTENTION_PRODUCTS
 from fp4dse.kernels.ops.attention import triton as unquantized
 from fp4dse.kernels.ops.attention.kernels import prepare_kernel
+from fp4dse.kernels.ops.attention.triton import padded
 from fp4dse.kernels.ops.attention_core import AttentionCore, CoreUse
 from fp4dse.kernels.ops.attention_core.backward import keys_kernel, maxima_kernel, queries_kernel
 from fp4dse.kernels.ops.attention_core.forward import outputs_kernel, statistics_kernel
@@ -171,11 +172,6 @@ class Shape:
         self.compiled = {"D": wide, "QUERIES": edge, "KEYS": edge, "CAUSAL": use.causal, "FACTOR": log2(e) / sqrt(size)}
         self.compiled |= {"num_warps": edge // 16, "enable_fp_fusion": False}
         self.compiled |= {"num_stages": 2 if wide <= _EDGE else 1}
-
-
-def padded(n: int) -> int:
-    """As many rows or columns as a product has at least."""
-    return max(16, triton.next_power_of_2(n))
 
 
 def _largest_weight(inverse: Tensor, lanes: int, normalized: bool) -> Tensor:

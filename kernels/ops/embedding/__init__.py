@@ -16,7 +16,7 @@ from fp4dse.kernels.dispatch import Operation
 _EMBEDDING = Operation(__name__)
 
 
-class _Embedding(Function):
+class _Embedding(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)

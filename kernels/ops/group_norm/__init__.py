@@ -25,7 +25,7 @@ from fp4dse.kernels.ops.sums import divided, lane_sum
 _GROUP_NORM = Operation(__name__)
 
 
-class _GroupNorm(Function):
+class _GroupNorm(Function[tuple[Tensor, Tensor, Tensor]]):
     """The norm of x [N, P, C] over P and each of `groups` of neighbouring channels, and its moments [N, groups]. Where
     there are kernels, also SiLU of it; `smooths` is for them alone."""
 

@@ -24,7 +24,7 @@ EPS = 1e-5
 _LAYER_NORM = Operation(__name__)
 
 
-class _LayerNorm(Function):
+class _LayerNorm(Function[tuple[Any, Tensor]]):
     """(h + branch, its norm); (None, the norm of h) where there is no branch."""
 
     @staticmethod

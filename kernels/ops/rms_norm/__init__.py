@@ -22,7 +22,7 @@ EPS = 1e-5
 _RMS_NORM = Operation(__name__)
 
 
-class _RmsNorm(Function):
+class _RmsNorm(Function[tuple[Any, Tensor]]):
     """(h + branch, its norm); (None, the norm of h) where there is no branch."""
 
     @staticmethod

@@ -57,7 +57,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-class _HeadsApart(Function):
+class _HeadsApart(Function[tuple[Tensor, Tensor, Tensor]]):
     @staticmethod
     def forward(
         ctx: Any, kernels: Any, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor

@@ -25,7 +25,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
-class _SiLU(Function):
+class _SiLU(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         taken = _taken(x.detach())

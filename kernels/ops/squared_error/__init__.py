@@ -5,7 +5,6 @@ All of it is in FP32. Outputs may be BF16: then their gradient is, too, and noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from fp4dse.kernels.ops.sums import divided, lane_mean
 _SQUARED_ERROR = Operation(__name__)
 
 
-class _SquaredError(Function):
+class _SquaredError(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, out: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(out, y)
@@ -39,7 +38,7 @@ class _SquaredError(Function):
         return of_out.sum_to_size(out.shape).to(out.dtype) if ctx.needs_input_grad[0] else None, of_y
 
 
-class _MeanSquaredError(Function):
+class _MeanSquaredError(Function[Tensor]):
     """By kernels alone, without a gradient of y."""
 
     @staticmethod
@@ -59,18 +58,14 @@ class _MeanSquaredError(Function):
         return kernels.squared_error_gradient(out, y, of_each, out.dtype), None
 
 
-_apply: Callable[..., Tensor] = _SquaredError.apply
-_mean: Callable[..., Tensor] = _MeanSquaredError.apply
-
-
 def squared_error(out: Tensor, y: Tensor) -> Tensor:
     """(out - y)², float32, of the shape that both have; out: float32 or bfloat16, y: float32."""
-    return _apply(out, y)
+    return _SquaredError.apply(out, y)
 
 
 def mean_squared_error(out: Tensor, y: Tensor) -> Tensor:
     """The mean of (out - y)² over all but the lane axis, float32 [L]: `lane_mean` of `squared_error`, whose errors are
     not written anywhere where kernels compute it."""
     if not y.requires_grad and _SQUARED_ERROR.kernels(out, y):
-        return _mean(out, y)
+        return _MeanSquaredError.apply(out, y)
     return lane_mean(squared_error(out, y))

@@ -17,7 +17,7 @@ from fp4dse.kernels.dispatch import Operation
 _SUMS = Operation(__name__)
 
 
-class _LaneSum(Function):
+class _LaneSum(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
         ctx.shape, ctx.dim = x.shape, dim

@@ -18,7 +18,7 @@ from fp4dse.kernels.ops.silu import silu
 _SWIGLU = Operation(__name__)
 
 
-class _SwiGlu(Function):
+class _SwiGlu(Function[Tensor]):
     @staticmethod
     def forward(ctx: Any, kernels: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)

@@ -6,7 +6,7 @@ give some of them another one in a layer: those are computed apart there, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,11 +35,11 @@ class Split(NamedTuple):
 
     def cut(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [L, …] as a tensor for each group; not to be written to."""
-        return _cut(x, self.where)
+        return _Cut.apply(x, self.where)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of `cut`."""
-        return _join(self.where, *parts)
+        return _Join.apply(self.where, *parts)
 
 
 def make_split(groups: Sequence[Group], device: torch.device) -> Split:
@@ -68,7 +68,7 @@ def _put(parts: Sequence[Tensor], where: Sequence[slice | Tensor]) -> Tensor:
     return out
 
 
-class _Cut(Function):
+class _Cut(Function[tuple[Tensor, ...]]):
     """x [L, …] as tensors of some lanes each; their gradients are put back without a sum."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class _Cut(Function):
         return _put(gradients, ctx.where), None
 
 
-class _Join(Function):
+class _Join(Function[Tensor]):
     """The inverse of `_Cut`."""
 
     @staticmethod
@@ -94,8 +94,3 @@ class _Join(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, *tuple[Tensor, ...]]:
         return None, *_taken(g, ctx.where)
-
-
-_cut: Callable[..., tuple[Tensor, ...]] = _Cut.apply
-_join: Callable[..., Tensor] = _Join.apply
-"""`apply` with the types that torch does not give it."""
