@@ -324,10 +324,10 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: SETTING, config_id, label, is_baseline, lr (chosen), source (its lr_source: `tuned`, `preset`, `given`,
     `searched`; None in rows of before there was that), rates (tried), grid (text), tuned (the rate was chosen on other
     seeds: source), same_grid (tuned, or as the most common grid of the setting, or nothing is trained, so that all
-    rates are one), at_edge (the chosen rate is the lowest or highest of several, of those that were searched where it is
-    `searched`: a better one may lie outside), optimism. optimism is how much lower the recipe's mean log loss is at the
-    chosen rate than at rates chosen without the seed that they are judged on; it is the bias of choosing on the reported
-    losses, 0 with one rate, NaN with one seed or where a rate lacks a seed.
+    rates are one), at_edge (the chosen rate is the lowest or highest of several, of those that were searched where it
+    is `searched`: a better one may lie outside), optimism. optimism is how much lower the recipe's mean log loss is
+    at the chosen rate than at rates chosen without the seed that they are judged on; it is the bias of choosing on
+    the reported losses, 0 with one rate, NaN with one seed or where a rate lacks a seed.
     """
     columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "source", "rates", "grid"]
     columns += ["tuned", "same_grid", "at_edge", "optimism"]
