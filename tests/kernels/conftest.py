@@ -69,8 +69,9 @@ def place(request):
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        for module in ("max_abs", "mxfp4"):
+        for module in ("fp8", "max_abs", "mxfp4"):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
+        patch.setattr(modules["fp8"], "upward", _upward)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)
@@ -155,6 +156,11 @@ def _toward_zero(y, power):
     return (near.to(tl.int32, bitcast=True) - (near / power > y).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
+def _upward(y, power):
+    near = y * power
+    return (near.to(tl.int32, bitcast=True) + (near / power < y).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
 def _mend_bfloat16(patch):
     """The interpreter loses subnormal bfloat16 numbers, and cuts off where a device rounds."""
     from triton.runtime import interpreter
@@ -180,10 +186,14 @@ def _mend_minimum(patch):
 
 
 def _mend_dot(patch):
-    """The interpreter multiplies the bits of bfloat16 numbers, as integers."""
+    """The interpreter multiplies the bits of bfloat16 numbers, as integers, and FP8 numbers with rounding."""
     from triton.runtime import interpreter
 
+    fp8 = {tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}
+
     def wide(x):
+        if x.dtype.scalar in fp8:
+            return torch.from_numpy(np.ascontiguousarray(x.data)).view(fp8[x.dtype.scalar]).to(torch.float32)
         data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
         return torch.from_numpy(np.ascontiguousarray(data))
 

@@ -82,6 +82,12 @@ def toward_zero(y, power):
 
 
 @triton.jit
+def upward(y, power):
+    """y · power, rounded away from zero, so that only zero becomes zero; y >= 0. Tests: a twin, as of `toward_zero`."""
+    return tl.inline_asm_elementwise("mul.rp.f32 $0, $1, $2;", "=f,f,f", [y, power], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def unknown(x):
     """x, int32, in a way that the compiler cannot look through. The tests have a twin, as of `toward_zero`."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=False, pack=1)

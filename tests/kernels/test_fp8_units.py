@@ -1,0 +1,215 @@
+"""FP8 operands hold what they are made of, or leave it to BF16; their products are exact but for the unit's sums."""
+
+import pytest
+import torch
+
+from fp4dse.dse.formats import ELEMENTS
+from fp4dse.kernels.ops import fp8
+from fp4dse.kernels.ops.fp8 import E4M3, E5M2, Fp8, Shift
+from fp4dse.kernels.ops.mxfp4 import window
+from fp4dse.kernels.ops.products import Finish
+from tests.each import each
+
+DTYPES = (E4M3, E5M2)
+CODES = torch.tensor(ELEMENTS["e2m1"].magnitudes())
+SIGNED = torch.cat([CODES, -CODES])
+
+
+def drawn(lanes, rows, length, spread=3, seed=0):
+    """E2M1 × powers of two of blocks of 32, float32 [L, R, C]."""
+    g = torch.Generator().manual_seed(seed)
+    codes = SIGNED[torch.randint(16, (lanes, rows, length), generator=g)]
+    exponents = torch.randint(-spread, spread + 1, (lanes, rows, -(-length // 32)), generator=g)
+    x = codes * torch.exp2(exponents.float()).repeat_interleave(32, 2)[:, :, :length]
+    return torch.nn.functional.pad(x, (0, -length % 128))
+
+
+def operand(x, dtype=E5M2):
+    return Fp8(*fp8.to_fp8(x, dtype))
+
+
+def there(device, of):
+    """An operand, its tensors on a device."""
+    shift = None if of.shift is None else Shift(*(x.to(device) for x in of.shift))
+    return Fp8(of.values.to(device), shift, None if of.factor is None else of.factor.to(device))
+
+
+def assert_same_operand(got, expected):
+    for a, b in ((got[0].view(torch.uint8), expected[0].view(torch.uint8)), (got[1].powers, expected[1].powers)):
+        assert torch.equal(a.cpu(), b)
+    wide = (expected[1].powers == 0).repeat_interleave(128, 2)
+    a, b = (x.cpu()[wide].nan_to_num(7.0) for x in (got[1].wide, expected[1].wide))
+    assert torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_code_is_held_while_exponents_lie_within_the_window(dtype):
+    """Two blocks, one with E2M1's largest number at the window's highest exponent, one j below it with every code."""
+    lowest, highest = window(dtype)
+    for below in range(highest - lowest + 3):
+        for power in (-40, 0, 17):
+            x = torch.zeros(1, 1, 128)
+            x[0, 0, 0] = 6.0
+            x[0, 0, 32:48] = SIGNED * 2.0**-below
+            values, shift = fp8.to_fp8(x * 2.0**power, dtype)
+            fits = below <= highest - lowest
+            assert bool(shift.powers[0, 0, 0] > 0) == fits
+            assert torch.equal(shift.decoded(values), x * 2.0**power)
+            if not fits:
+                assert not values.float().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_count_for_nothing_whatever_their_sign(dtype):
+    values, shift = fp8.to_fp8(torch.tensor([-0.0, 0.0]).repeat(1, 3, 64), dtype)
+    assert (shift.powers > 0).all()
+    assert torch.equal(values.view(torch.uint8), torch.tensor([128, 0], dtype=torch.uint8).repeat(1, 3, 64))
+    tiny = torch.zeros(1, 1, 256)
+    tiny[0, 0, 0] = 2.0**-100  # beside zeros, and in the next segment none
+    values, shift = fp8.to_fp8(tiny, dtype)
+    assert torch.equal(shift.decoded(values), tiny)
+
+
+@each("element", ELEMENTS)
+def test_every_element_of_four_bits_is_held_alone_by_the_format_with_enough_digits(element):
+    codes = torch.tensor(ELEMENTS[element].magnitudes())
+    x = torch.nn.functional.pad(torch.cat([codes, -codes]), (0, -2 * len(codes) % 128))[None, None]
+    dtype = E4M3 if element == "e4m3" else E5M2
+    values, shift = fp8.to_fp8(x, dtype)
+    assert (shift.powers > 0).all()
+    assert torch.equal(shift.decoded(values), x)
+
+
+def odd_segments():
+    """Segments of all sizes, within the window and not; NaN, infinities, and what FP8's digits do not hold."""
+    x = drawn(2, 40, 384, 2)
+    x[0, :, :128] *= torch.exp2(torch.arange(-130, 110, 6).float())[:, None]
+    x[0, :, 128:160] *= torch.exp2(-torch.arange(40).float())[:, None]
+    x[1, 3, 200], x[1, 4, 5], x[1, 5, 300], x[1, 6, 7] = float("nan"), float("inf"), 1.8125, 2.0**-133
+    x[1, 7], x[1, 8, 128:256] = 0.0, -0.0
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_operand_stands_for_the_numbers_that_it_was_made_of(dtype):
+    x = odd_segments()
+    values, shift = fp8.to_fp8(x, dtype)
+    wide = shift.powers == 0
+    assert 0 < wide.sum() < wide.numel() / 2
+    assert wide[1, 3, 1]
+    assert wide[1, 4, 0]
+    assert values.float().isfinite().all()
+    assert torch.equal(shift.decoded(values).nan_to_num(3.0), x.nan_to_num(3.0))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernel_has_the_bits_of_the_definition(place, dtype, transposed):
+    x = odd_segments()
+    for of in (x, x.to(torch.bfloat16)):
+        expected = fp8.to_fp8(of, dtype)
+        of = of.mT.contiguous().mT if transposed else of
+        assert_same_operand(place.fp8.to_fp8(of.to(place.device), dtype), expected)
+
+
+SIZES = [(5, 7, 128), (130, 33, 384), (64, 200, 256), (16, 64, 2304)]
+
+
+def bound(a, b):
+    """Of the error, for each element of the result: of sums within a segment, of 14 bits, and of those of segments."""
+    return (2.0**-12 + 2.0**-20) * torch.bmm(a.double().abs(), b.double().abs().mT)
+
+
+@pytest.mark.parametrize(("rows", "columns", "length"), SIZES)
+@pytest.mark.parametrize("dtypes", [(E5M2, E5M2), (E4M3, E5M2), (E4M3, E4M3)], ids=str)
+def test_a_product_is_that_of_the_decoded_numbers(place, dtypes, rows, columns, length):
+    x, y = drawn(3, rows, length), drawn(3, columns, length, seed=1)
+    x[1, 2, :32] *= 2.0**-40  # below each window
+    y[2, :, 128:160] *= 2.0**-33
+    x[0, 0, :128], y[0, 0, :128] = 0.0, 0.0
+    a, b = (there(place.device, operand(of, dtype)) for of, dtype in zip((x, y), dtypes, strict=True))
+    exact = torch.bmm(x.double(), y.double().mT)
+    for product in (fp8.multiply, place.fp8.multiply):
+        got = product(a, b).cpu()
+        assert ((got.double() - exact).abs() <= bound(x, y)).all()
+
+
+def test_wide_segments_count_where_the_rest_of_their_row_meets_zeros(place):
+    """A block far below the window is all there is of the result."""
+    x, y = torch.zeros(1, 3, 256), torch.zeros(1, 2, 256)
+    x[0, :, 0], x[0, :, 64] = 6.0, 1.5 * 2.0**-50
+    y[0, :, 64], y[0, 1, 129] = 3.0, 1.0
+    got = place.fp8.multiply(there(place.device, operand(x)), there(place.device, operand(y))).cpu()
+    assert torch.equal(got, torch.full((1, 3, 2), 4.5 * 2.0**-50))
+
+
+def test_nan_is_where_it_is_in_a_product_of_the_same_numbers_and_nowhere_else(place):
+    x, y = drawn(2, 20, 256), drawn(2, 24, 256, seed=1)
+    x[0, 3, 5], y[1, 7, 200], x[1, 2, 0] = float("nan"), float("nan"), float("inf")
+    x[0, 4, 0], x[0, 4, 40] = 2.0**100, 2.0**-100
+    expected = torch.bmm(x, y.mT)
+    got = place.fp8.multiply(there(place.device, operand(x)), there(place.device, operand(y))).cpu()
+    assert torch.equal(got.isnan(), expected.isnan())
+    held = ~expected.isnan()
+    held[0, 4] = held[1, 2] = False
+    assert torch.allclose(got[held], expected[held], rtol=2e-3, atol=1e-2)
+
+
+def test_operands_are_loaded_with_a_copy_engine_or_without_one(place, monkeypatch):
+    a, b = (there(place.device, operand(drawn(2, n, 384, 9, n))) for n in (33, 70))
+    expected = place.fp8.multiply(a, b)
+    monkeypatch.setattr(place.fp8, "has_copy_engine", lambda device: False)
+    assert torch.equal(place.fp8.multiply(a, b), expected)
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_a_lane_has_the_same_bits_in_any_company(place, number):
+    x, y = drawn(7, 70, 2176, 9), drawn(7, 40, 2176, 9, seed=1)
+    x[2, 5, :32] *= 2.0**-40
+    a, b = operand(x), operand(y)
+    together = place.fp8.multiply(there(place.device, a), there(place.device, b))
+    for chosen in ([*range(number)], [*range(7 - number, 7)]):
+        of = [Fp8(t.values[chosen], Shift(*(s[chosen] for s in t.shift))) for t in (a, b)]
+        assert torch.equal(place.fp8.multiply(*(there(place.device, t) for t in of)), together[chosen])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [256, 2304])
+def test_a_product_is_finished(place, dtype, length):
+    whole = [torch.randint(-3, 4, (2, n, length), generator=torch.Generator().manual_seed(n)).float() for n in (33, 20)]
+    a, b = (there(place.device, operand(x)) for x in whole)
+    factor_a, factor_b, bias = torch.tensor([0.75, -2.0]), torch.rand(2, 20), torch.randn(2, 20)
+    finish = Finish(*(t.to(place.device) for t in (factor_a, factor_b, bias)), dtype)
+    exact = torch.bmm(whole[0].double(), whole[1].double().mT).float()
+    expected = (exact * factor_a[:, None, None] * factor_b[:, None, :] + bias[:, None, :]).to(dtype)
+    assert torch.equal(place.fp8.multiply(a, b, finish).cpu(), expected)
+
+
+@pytest.mark.parametrize("kinds", [("factors", "factors"), ("factors", "powers"), ("powers", "factors"), ("", "factors")])
+def test_factors_of_segments_multiply_their_sums(place, kinds):
+    """Of whole numbers, whose sums are exact: each rounding is that of the definition of products.in_segments."""
+    from fp4dse.kernels.ops.products import in_segments, multiply
+
+    operands, plain, factors = [], [], []
+    for number, (kind, rows) in enumerate(zip(kinds, (20, 33), strict=True)):
+        g = torch.Generator().manual_seed(number)
+        x = torch.randint(-3, 4, (2, rows, 256), generator=g).float()
+        factor = torch.rand(2, rows, 2, generator=g) if kind == "factors" else None
+        of = operand(x, E4M3) if kind == "powers" else Fp8(x.to(E4M3), None, factor)
+        operands.append(there(place.device, of))
+        plain.append(x)
+        factors.append(factor)
+    got = place.fp8.multiply(*operands).cpu()
+    assert torch.equal(got, in_segments(*plain, *factors, multiply))
+
+
+def test_nothing_is_summed_over_an_empty_contraction(place):
+    a, b = (there(place.device, operand(torch.zeros(2, n, 0))) for n in (3, 4))
+    assert torch.equal(place.fp8.multiply(a, b).cpu(), torch.zeros(2, 3, 4))
+
+
+def test_long_contractions_of_small_results_are_cut_by_their_shape_alone(place):
+    for segments in (1, 8, 16, 128):
+        for tiles in (1, 8, 64, 132, 500):
+            part = place.fp8.part_of(segments, tiles)
+            assert part == segments or (part * 128 >= place.fp8.PART and tiles * -(-segments // part) <= place.fp8.FULL)
