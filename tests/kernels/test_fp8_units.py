@@ -1,14 +1,22 @@
 """FP8 operands hold what they are made of, or leave it to BF16; their products are exact but for the unit's sums."""
 
+import msgspec
 import pytest
 import torch
 
+from fp4dse.dse import QUANTIZERS
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels.ops import fp8
 from fp4dse.kernels.ops.fp8 import E4M3, E5M2, Fp8, Shift
 from fp4dse.kernels.ops.mxfp4 import window
 from fp4dse.kernels.ops.products import Finish
+from fp4dse.kernels.quant.triton import operators as fused
+from fp4dse.kernels.quant.triton import unfused
 from tests.each import each
+from tests.kernels.test_triton import arguments_for, odd_rows, signs_of, to
+
+MX = QUANTIZERS["mxfp4"]
 
 DTYPES = (E4M3, E5M2)
 CODES = torch.tensor(ELEMENTS["e2m1"].magnitudes())
@@ -213,3 +221,37 @@ def test_long_contractions_of_small_results_are_cut_by_their_shape_alone(place):
         for tiles in (1, 8, 64, 132, 500):
             part = place.fp8.part_of(segments, tiles)
             assert part == segments or (part * 128 >= place.fp8.PART and tiles * -(-segments // part) <= place.fp8.FULL)
+
+
+ROUNDED = {"mxfp4": [MX, msgspec.structs.replace(MX, rounding=Stochastic())], "hif4": [QUANTIZERS["hif4"]] * 2}
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_quantizers_write_what_is_made_of_their_operands(place, name, kind, columns):
+    dtype = E4M3 if name == "hif4" else E5M2
+    for length, rows in ((128, 14), (384, 38)):
+        x = odd_rows(2, length, rows)
+        x[0, 6, :32] *= 2.0**-35
+        x = x.to(kind)
+        for lanes in (ROUNDED[name], ROUNDED[name][:1] * 2):
+            arguments = arguments_for(x, lanes, columns)
+            values, dec = unfused.operand(*arguments)
+            expected = fp8.to_fp8(values, dtype)
+            *got, factor = fused.fp8(*to(place.device, arguments), dtype)
+            assert (expected[1].powers == 0).any()
+            assert_same_operand(got, expected)
+            assert torch.equal(factor.cpu(), dec)
+
+
+def test_a_rotated_operand_is_written_likewise(place):
+    for size in (32, 256):
+        arguments = arguments_for(odd_rows(2, 512), [MX] * 2, rotation=size, signs=signs_of(2, size))
+        *got, _ = fused.fp8(*to(place.device, arguments), E5M2)
+        assert_same_operand(got, fp8.to_fp8(unfused.operand(*arguments)[0], E5M2))
+
+
+def test_a_contraction_of_no_whole_segments_is_refused():
+    with pytest.raises(ValueError, match="accepted: a contraction axis that segments of 128 divides"):
+        fused.fp8(*arguments_for(torch.zeros(1, 4, 160), [MX]), E5M2)

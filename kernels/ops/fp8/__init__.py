@@ -86,6 +86,13 @@ def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Shift]:
     return values, Shift(torch.where(held, powers, 0.0), x.to(torch.bfloat16))
 
 
+def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Shift]:
+    """Room for an operand of this shape [L, R, C] beside a tensor; powers of a segment's rows lie side by side."""
+    lanes, rows, length = shape
+    powers = like.new_empty(lanes, length // SEGMENT, rows, dtype=torch.float32)
+    return like.new_empty(shape, dtype=dtype), Shift(powers.mT, like.new_empty(shape, dtype=torch.bfloat16))
+
+
 def multiply(a: Fp8, b: Fp8, finish: Finish = AS_IT_IS) -> Tensor:
     """a [L, R, K] · b [L, S, K]ᵀ, float32, then as `finish` says: [L, R, S] of its dtype."""
     if kernels := _FP8.kernels(a.values):

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import BIAS, CARRY, E5M2, MOST, TOPS, Fp8, Shift
+from fp4dse.kernels.ops.fp8 import BIAS, CARRY, E5M2, MOST, TOPS, Fp8, Shift, empty
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
 from fp4dse.kernels.ops.products.triton import GROUP, Tiles, constants_of, description, finish_tile, has_copy_engine
@@ -219,13 +219,6 @@ def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Shift]:
     sizes = rows, length // SEGMENT, *x.stride()
     _made_kernel[programs](x, *outputs, *sizes, MANTISSA=MANTISSA[dtype], **_MADE)
     return values, shift
-
-
-def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Shift]:
-    """Room for values and their shift of this shape [L, R, C]."""
-    lanes, rows, length = shape
-    powers = like.new_empty(lanes, length // SEGMENT, rows, dtype=torch.float32)
-    return like.new_empty(shape, dtype=dtype), Shift(powers.mT, like.new_empty(shape, dtype=torch.bfloat16))
 
 
 def multiply(a: Fp8, b: Fp8, finish: Finish = AS_IT_IS) -> Tensor:

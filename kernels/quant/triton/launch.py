@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fp4dse.kernels.ops.fp8.triton import MANTISSA
 from fp4dse.kernels.ops.launching import OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.ops.products import SEGMENT
 from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
@@ -137,21 +139,31 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
     return partial.amax(1)
 
 
-def launch(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | None, Tensor]) -> None:
-    """Write the operand x [L, R, C] into outputs, (out, None, dec) or (codes, scales, dec); see `operators.operand`.
+def launch(
+    x: Tensor,
+    columns: bool,
+    call: Call,
+    outputs: tuple[Tensor, Tensor | None, Tensor],
+    wide: Tensor | None = None,
+) -> None:
+    """Write the operand x [L, R, C] into outputs, (out, None, dec) or (codes, scales, dec); see `operators.operand`. Or
+    of FP8 (values, powers [L, C / 128, R], dec), and what it does not hold into `wide`; see `operators.fp8`.
 
     call: with the maxima where some lane has a tensor scale, and signs for each lane.
     """
-    sizes, programs = _sizes(x, columns, call)
     out, scales, dec = outputs
+    mantissa = 0 if wide is None else MANTISSA[out.dtype]
+    sizes, programs = _sizes(x, columns, call, SEGMENT if mantissa else 0)
+    out = out.view(torch.uint8) if mantissa else out
     amax = dec if call.tensor_amax is None else call.tensor_amax
     x = together(x)
     apart = x.stride(0) - x[0].numel()
     tables = call.floats, call.ints, amax, call.site
-    pointers = x, call.signs, out, scales, dec, *tables, sizes.pop("rows"), sizes.pop("width"), apart
+    rows, width, segments = sizes.pop("rows"), sizes.pop("width"), max(1, x.shape[1 if columns else 2] // SEGMENT)
+    pointers = x, call.signs, out, scales, wide, dec, *tables, rows, width, apart, segments
     stream = STREAMS["scales" if call.codec == "eden" else "rounding"]  # its elements are never random
     constants = sizes | {"COLUMNS": columns, "CODEC": call.codec, "PAIRS": pairs(x, columns, call.rotation)}
-    constants["LARGE"] = is_large(x[0].numel())
+    constants |= {"LARGE": is_large(x[0].numel()), "FP8": mantissa}
     tail = call.seeds, call.step, stream
     quantize_kernel[launch_grid(programs, len(x))](*pointers, *tail, **constants, enable_fp_fusion=False)
 
@@ -188,10 +200,11 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     both_kernel[programs](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:
-    """Arguments of the kernels for one operand of x, and how many programs it takes."""
+def _sizes(x: Tensor, columns: bool, call: Call, least: int) -> tuple[dict[str, Any], int]:
+    """Arguments of the kernels for one operand of x, and how many programs it takes. least: neighbours along the
+    contraction that belong together, at least."""
     _, rows, width = (x.mT if columns else x).shape
-    shape = _shape(rows, width, span(call.block, call.rotation, call.codec), columns)
+    shape = _shape(rows, width, max(span(call.block, call.rotation, call.codec), least), columns)
     of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     rotation = {"ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     constants = {"B": call.block, "TILES": of_program} | rotation

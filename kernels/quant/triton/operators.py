@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import Shift, empty
+from fp4dse.kernels.ops.products import SEGMENT
 from fp4dse.kernels.quant.call import Call, schema, unflat
 from fp4dse.kernels.quant.triton.limits import span, why_not_form, why_not_operand
 
@@ -41,6 +43,33 @@ def _operand(x: Tensor, columns: bool, dtype: torch.dtype, *of_call: Any) -> tup
 @_operand.register_fake
 def _(x: Tensor, columns: bool, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Tensor]:
     return _decoded(x, columns, dtype)
+
+
+def fp8(x: Tensor, columns: bool, call: Call, dtype: torch.dtype) -> tuple[Tensor, Shift, Tensor]:
+    """The operand in FP8: `ops.fp8.to_fp8` of what `operand` makes, values and shift, and decode factors float32 [L].
+
+    Arguments as in `operand`, but dtype: E4M3 or E5M2. C is a multiple of 128.
+    """
+    values, powers, wide, dec = _fp8(x, columns, dtype, *call)
+    return values, Shift(powers.mT, wide), dec
+
+
+@torch.library.custom_op(
+    "fp4dse::fp8",
+    mutates_args=(),
+    schema=f"(Tensor x, bool columns, ScalarType dtype, {schema()}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _fp8(x: Tensor, columns: bool, dtype: torch.dtype, *of_call: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    call = unflat(of_call)
+    _check(x, columns, call, torch.bfloat16, least=SEGMENT)
+    values, powers, wide, dec = outputs = _eight(x, columns, dtype)
+    _run(x, columns, call, (values, powers, dec), wide)
+    return outputs
+
+
+@_fp8.register_fake
+def _(x: Tensor, columns: bool, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _eight(x, columns, dtype)
 
 
 def packed(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,18 +192,28 @@ def _(g: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 
-def _check(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, codecs: Sequence[str] = ()) -> None:
-    """ValueError for what the kernels do not take; codecs: those of this one, where it has fewer."""
+def _check(
+    x: Tensor, columns: bool, call: Call, dtype: torch.dtype, codecs: Sequence[str] = (), least: int = 1
+) -> None:
+    """ValueError for what the kernels do not take; codecs: those of this one, where it has fewer. least: the contraction
+    is a multiple of it."""
     if codecs and call.codec not in codecs:
         raise ValueError(f"codec: found {call.codec}; accepted: {', '.join(codecs)}")
     if reason := why_not_operand(x, call.block, dtype, call.rotation, call.codec):
         raise ValueError(reason)
-    for name, size in ("blocks of", span(call.block, 0, call.codec)), ("a rotation of", call.rotation or 1):
+    spans = ("blocks of", span(call.block, 0, call.codec)), ("a rotation of", call.rotation or 1)
+    for name, size in (*spans, ("segments of", least)):
         if x.shape[1 if columns else 2] % size:
             raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that {name} {size} divides")
 
 
-def _run(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | None, Tensor]) -> None:
+def _run(
+    x: Tensor,
+    columns: bool,
+    call: Call,
+    outputs: tuple[Tensor, Tensor | None, Tensor],
+    wide: Tensor | None = None,
+) -> None:
     """One launch, and one for the tensor maximum where it is needed and not given."""
     from fp4dse.kernels.quant.triton.launch import launch, tensor_maxima
 
@@ -182,7 +221,7 @@ def _run(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | N
     with torch.cuda.device_of(x):
         if call.features.tensor_scale and call.tensor_amax is None:
             call = call._replace(tensor_amax=tensor_maxima(x, columns, call.rotation, call.signs))
-        launch(x, columns, call, outputs)
+        launch(x, columns, call, outputs, wide)
 
 
 def _for_lanes(call: Call, lanes: int) -> Call:
@@ -202,6 +241,12 @@ def _two(of_calls: Sequence[Any]) -> list[Call]:
 def _decoded(x: Tensor, columns: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     shape = x.mT.shape if columns else x.shape
     return x.new_empty(shape, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)
+
+
+def _eight(x: Tensor, columns: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for values, powers [L, C / 128, R], what is wide, and decode factors."""
+    values, shift = empty(x, x.mT.shape if columns else x.shape, dtype)
+    return values, shift.powers.mT, shift.wide, x.new_empty(len(x), dtype=torch.float32)
 
 
 def _codes(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,6 +23,7 @@ def _operand(
     signs_ptr,
     out_ptr,
     scales_ptr,
+    wide_ptr,
     dec_ptr,
     floats_ptr,
     ints_ptr,
@@ -30,6 +31,7 @@ def _operand(
     site,
     rows,
     width,
+    segments,
     seeds_ptr,
     step_ptr,
     stream,
@@ -47,6 +49,7 @@ def _operand(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
@@ -70,8 +73,10 @@ def _operand(
                 x,
                 out_ptr,
                 scales_ptr,
+                wide_ptr,
                 lane,
                 *place,
+                segments,
                 numbers,
                 B,
                 WHOLE,
@@ -81,6 +86,7 @@ def _operand(
                 ADAPTIVE,
                 UNUSUAL,
                 CODEC,
+                FP8,
             )
     else:
         for n in range(TILES):
@@ -93,8 +99,10 @@ def _operand(
                 x_rotated,
                 out_ptr,
                 scales_ptr,
+                wide_ptr,
                 lane,
                 *place,
+                segments,
                 numbers,
                 B,
                 WHOLE,
@@ -104,6 +112,7 @@ def _operand(
                 ADAPTIVE,
                 UNUSUAL,
                 CODEC,
+                FP8,
             )
 
 
@@ -118,12 +127,13 @@ def corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, 
     return row0, column0
 
 
-@triton.jit(do_not_specialize=["site", "stream"])
+@triton.jit(do_not_specialize=["site", "stream", "segments"])
 def quantize_kernel(
     x_ptr,
     signs_ptr,
     out_ptr,
     scales_ptr,
+    wide_ptr,
     dec_ptr,
     floats_ptr,
     ints_ptr,
@@ -132,6 +142,7 @@ def quantize_kernel(
     rows,
     width,
     apart,
+    segments,
     seeds_ptr,
     step_ptr,
     stream,
@@ -148,9 +159,11 @@ def quantize_kernel(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
+    FP8: tl.constexpr,
     LARGE: tl.constexpr,
 ):
-    """One operand of x. apart: numbers that lie between the lanes of x. LARGE: see grids.py."""
+    """One operand of x. apart: numbers that lie between the lanes of x. segments,
+    FP8: as in `put_fp8`, FP8 the bits of its mantissa, 0 for other operands. LARGE: see grids.py."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     if LARGE:
         program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
@@ -161,8 +174,8 @@ def quantize_kernel(
     HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
     row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), COLUMNS)
     start = lane, program == 0, row0, column0
-    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
-    rest = site, rows, width, seeds_ptr, step_ptr, stream
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, wide_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
+    rest = site, rows, width, segments, seeds_ptr, step_ptr, stream
     _operand(
         *start,
         *pointers,
@@ -181,6 +194,7 @@ def quantize_kernel(
         ADAPTIVE,
         UNUSUAL,
         CODEC,
+        FP8,
     )
 
 
@@ -243,9 +257,9 @@ def both_kernel(
     lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
     row0, column0 = row * HEIGHT, column * WIDTH
     first = row + column == 0
-    rest = seeds_ptr, step_ptr, stream
-    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
-    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
+    rest = 0, seeds_ptr, step_ptr, stream  # no segments
+    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, None, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
+    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, None, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
     _operand(
         lane,
         first,
@@ -270,6 +284,7 @@ def both_kernel(
         ADAPTIVE_1,
         UNUSUAL_1,
         "block",
+        0,
     )
     _operand(
         lane,
@@ -295,4 +310,5 @@ def both_kernel(
         ADAPTIVE_2,
         UNUSUAL_2,
         "block",
+        0,
     )

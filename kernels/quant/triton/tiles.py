@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fp4dse.kernels.ops.fp8.triton import shifted
 from fp4dse.kernels.ops.rotation.triton import hadamard
 from fp4dse.kernels.quant.triton.blocks import block_maximum, decoded, pair_maximum, quantized, scaled
 from fp4dse.kernels.quant.triton.codecs import coded
@@ -123,11 +124,13 @@ def write(
     x,
     out_ptr,
     scales_ptr,
+    wide_ptr,
     lane,
     row0,
     rows,
     column0,
     width,
+    segments,
     numbers,
     B: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -137,11 +140,12 @@ def write(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     """Quantize a tile x, float32 [P, W] or words as `tile` gives them, of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B], for the general codec. WHOLE: no column of the tile lies beyond the width. HELD: as in
+    [L, rows, width / B], for the general codec; or with FP8 as in `put_fp8`. WHOLE: no column of the tile lies beyond the width. HELD: as in
     `quantized`. CODEC: one of limits.CODECS.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
@@ -151,18 +155,21 @@ def write(
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
     chunk = tl.reshape(chunk, (P * W // 16,)).to(tl.int32)
-    NEAREST: tl.constexpr = scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
+    NEAREST: tl.constexpr = FP8 == 0 and scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
     if NEAREST:
         y, scale = scaled(blocks, amax, numbers, UNUSUAL)
     elif CODEC == "block":
         q, scale = quantized(blocks, amax, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
-        if scales_ptr is None:
+        if FP8 > 0 or scales_ptr is None:
             out = decoded(blocks, q, scale)
     else:
         number = (row0 + row)[:, None] * (width // B) + (column0 // B + tl.arange(0, W // B))[None, :]
         number = tl.reshape(number, (P * W // B,)).to(tl.int32)
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
-    if scales_ptr is None:
+    if FP8 > 0:
+        out = tl.reshape(out, (P, W))
+        put_fp8(out, out_ptr, scales_ptr, wide_ptr, lane, row0, rows, column0, width, segments, WHOLE, FP8)
+    elif scales_ptr is None:
         put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
     else:
         stored = tl.reshape(scale_codes(scale, numbers[3]), (P, W // B))
@@ -186,3 +193,40 @@ def put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
         mask = mask & (column < width - column0)[None, :]
     there = ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
     tl.store(there, x.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def put_fp8(
+    x,
+    codes_ptr,
+    powers_ptr,
+    wide_ptr,
+    lane,
+    row0,
+    rows,
+    column0,
+    width,
+    segments,
+    WHOLE: tl.constexpr,
+    MANTISSA: tl.constexpr,
+):
+    """Store a tile x, float32 [P, W], in FP8 (ops/fp8): codes uint8 [L, rows, width], and in BF16 what it does not hold.
+
+    powers: float32, of a lane [segments, ·], where a row of the operand has so many segments of 128; rows here may be
+    parts of it.
+    """
+    P: tl.constexpr = x.shape[0]
+    W: tl.constexpr = x.shape[1]
+    codes, powers = shifted(tl.reshape(x, (P * W // 128, 128)), MANTISSA)
+    put(tl.reshape(codes, (P, W)), codes_ptr, lane, row0, rows, column0, width, WHOLE)
+    row, column = tl.arange(0, P), tl.arange(0, W)
+    is_wide = tl.reshape(tl.broadcast_to((powers == 0)[:, None], (P * W // 128, 128)), (P, W))
+    is_wide = is_wide & ((row < rows - row0)[:, None] & (column < width - column0)[None, :])
+    there = wide_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
+    tl.store(there, x.to(tl.bfloat16), is_wide)
+    segment = tl.arange(0, W // 128)
+    number = (row0 + row)[:, None] * (width // 128) + (column0 // 128 + segment)[None, :]
+    count = rows * (width // 128)
+    at = number % segments * (count // segments) + number // segments
+    inside = (row < rows - row0)[:, None] & (segment * 128 < width - column0)[None, :]
+    tl.store(powers_ptr + lane * count + at, tl.reshape(powers, (P, W // 128)), inside)
