@@ -40,6 +40,11 @@ OPERAND_FORMATS: dict[str, FloatFormat] = {
 }
 """Formats of matrix units that may hold an operand, the fastest first. What none of them holds is left in FP32."""
 
+FP8_FORMATS: dict[str, FloatFormat] = {name: ELEMENTS[name] for name in ("e5m2", "e4m3")}
+"""Formats of FP8 units that may hold an operand, that of the widest range first."""
+FP8_BITS = max(number.mantissa for number in FP8_FORMATS.values()) + 1
+"""Significant bits that they have at most."""
+
 _E6M2 = FloatFormat(mantissa=2, emin=-48, max=1.5 * 2.0**15, bits=8)
 
 _ADAPTED = {
@@ -142,6 +147,28 @@ def operand_format(quantizer: Quantizer) -> str:
     """The fastest of OPERAND_FORMATS that holds the operand, else `fp32`."""
     found = operand_grid(quantizer)
     return next((name for name, number in OPERAND_FORMATS.items() if found and holds(number, found)), "fp32")
+
+
+@lru_cache(maxsize=4096)
+def fp8_format(quantizer: Quantizer) -> str | None:
+    """The first of FP8_FORMATS that holds the operand, each 128 numbers of a row times a power of two, where these do
+    not differ too much in size; None if none does.
+
+    Elements of 8 bits fill a format's range, and leave no room for blocks of different scale beside each other.
+    """
+    bits = significant_bits(quantizer)
+    if bits is None or quantizer.is_plain:
+        return None
+    if element_format(quantizer.element).bits > 4 and not isinstance(quantizer.scale, One):
+        return None
+    return next((name for name, number in FP8_FORMATS.items() if bits <= number.mantissa + 1), None)
+
+
+def fp8_formats(*quantizers: Quantizer) -> str | None:
+    """The first of FP8_FORMATS that holds the operands of all lanes of a slot; None if none does."""
+    found, order = [fp8_format(q) for q in quantizers], [*FP8_FORMATS]
+    known = [name for name in found if name is not None]
+    return max(known, key=order.index) if known and len(known) == len(found) else None
 
 
 def product_format(*quantizers: Quantizer) -> str:

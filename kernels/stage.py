@@ -23,9 +23,11 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
+from fp4dse.dse.exactness import fp8_formats
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
+from fp4dse.kernels.ops.fp8 import DTYPES
 from fp4dse.kernels.ops.philox import signs
-from fp4dse.kernels.ops.products import AS_IT_IS, Finish, finished
+from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
@@ -46,6 +48,7 @@ class Stage(msgspec.Struct):
     rotation      of both operands, or None
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
+    fp8           operand -> the FP8 that the backend takes it in; empty for those that take none
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
     """
@@ -55,13 +58,15 @@ class Stage(msgspec.Struct):
     rotation: Hadamard | None
     gemm: str
     gemm_why_not: tuple[str, ...]
+    fp8: dict[str, torch.dtype] = {}
     choice: Choice | None = None
     held: Stage | None = None
 
     @property
     def unit(self) -> int:
         """The contraction is padded to a multiple of it."""
-        return max([self.rotation.size if self.rotation else 1, *(slot.unit for slot in self.slots.values())])
+        least = SEGMENT if self.fp8 else 1
+        return max([self.rotation.size if self.rotation else 1, least, *(slot.unit for slot in self.slots.values())])
 
     def draw_rotation(self, use: Use) -> Rotation | None:
         """The rotation of this step: with random signs, these depend on the keys of `use`."""
@@ -87,10 +92,22 @@ class Stage(msgspec.Struct):
         """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`; or converted from codes."""
         if isinstance(x, Tensor):
             return self._quantized(name, x, use, rotation)
-        slot, gemm = self.slots[name], GEMMS[self.gemm]
+        slot = self.slots[name]
         assert isinstance(slot, Converted)
-        operand = slot.convert(x, replace(use, dtype=torch.float32 if gemm.whole else gemm.operand))
-        return operand.whole() if gemm.whole else operand
+        use = replace(use, dtype=self.fp8.get(name, self._dtype))
+        return self._as_taken(name, slot.convert(x, use))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """What quantizers write that write no FP8."""
+        gemm = GEMMS[self.gemm]
+        return torch.float32 if gemm.whole else gemm.operand
+
+    def _as_taken(self, name: str, operand: Operand) -> Operand:
+        """The operand as the backend takes it."""
+        if name in self.fp8:
+            return operand.in_fp8(self.fp8[name])
+        return operand.whole() if GEMMS[self.gemm].whole else operand
 
     def _quantized(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """The operand of all channels, each as it is to be treated."""
@@ -115,7 +132,7 @@ class Stage(msgspec.Struct):
 
     def _operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """The operand of channels that are not treated apart."""
-        gemm, length, x, slot = GEMMS[self.gemm], x.shape[use.dim], x.detach(), self.slots[name]
+        length, x, slot = x.shape[use.dim], x.detach(), self.slots[name]
         part: Part | None = None
         if slot.is_centred:
             x, part = self._centred(x, use, rotation)
@@ -125,11 +142,10 @@ class Stage(msgspec.Struct):
         x = blocks.pad(x, use.dim, self.unit)
         if rotation:
             length += -length % rotation.size  # a rotation fills its last group
-        use = replace(use, length=length, dtype=torch.float32 if gemm.whole else gemm.operand, rotation=rotation)
+        use = replace(use, length=length, dtype=self._dtype, fp8=self.fp8.get(name), rotation=rotation)
         if rotation and not self._rotates(name, use):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
-        operand = slot.quantize(x, use)._replace(part=part)
-        return operand.whole() if gemm.whole else operand
+        return self._as_taken(name, slot.quantize(x, use)._replace(part=part))
 
     def _hot(self, name: str, x: Tensor, use: Use) -> Tensor | None:
         """The channels of x whose errors are multiplied, int64 [L, k]; None for a single channel."""
@@ -156,7 +172,8 @@ class Stage(msgspec.Struct):
         return finished(self._sum(a, b, filled), end)
 
     def _product(self, a: Term, b: Term, filled: Filled | None, end: Finish = AS_IT_IS) -> Tensor:
-        return product(GEMMS[self.gemm], (a.values, b.values), (a.factor, b.factor), filled, end)
+        factors, shifts = (a.factor, b.factor), (a.shift, b.shift)
+        return product(GEMMS[self.gemm], (a.values, b.values), factors, filled, end, shifts)
 
     def _sum(self, a: Operand, b: Operand, filled: Filled | None) -> Tensor:
         """The sum of all products that operands of several parts make."""
@@ -266,7 +283,7 @@ def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, back
         a, b = ([recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes] for operand in operands)
         slots = {operand: make_slot(recipes, f"{name}.{operand}", device, backend) for operand in operands}
         rotation = recipes[0].canonical().rotation(name)
-        stages[name] = Stage(name, slots, rotation, *pick(str(device), a, b, gemm))
+        stages[name] = _stage(name, slots, (a, b), rotation, gemm, device)
     channels = recipes[0].canonical().fprop.channels
     if channels is None:
         return stages
@@ -293,7 +310,7 @@ def but_weights(
         slots = {of: own[name].slots[of] if of == "w" else plain[name].slots[of] for of in STAGES[name]}
         weights = [recipe.slot(f"{name}.w").canonical() for recipe in recipes]
         bf16 = [Quantizer(element="bf16")] * len(recipes)
-        stages[name] = Stage(name, slots, own[name].rotation, *pick(str(device), bf16, weights, gemm))
+        stages[name] = _stage(name, slots, (bf16, weights), own[name].rotation, gemm, device)
     return stages
 
 
@@ -309,4 +326,21 @@ def _held_stage(
         operand: slot_of(of, SLOTS.index(f"{name}.{operand}"), device, backend) for operand, of in quantizers.items()
     }
     a, b = quantizers.values()
-    return Stage(name, slots, None, *pick(str(device), a, b, gemm))
+    return _stage(name, slots, (a, b), None, gemm, device)
+
+
+def _stage(
+    name: str,
+    slots: dict[str, Slot],
+    quantizers: tuple[Sequence[Quantizer], Sequence[Quantizer]],
+    rotation: Hadamard | None,
+    gemm: str,
+    device: torch.device,
+) -> Stage:
+    """The stage with the backend that takes operands of these canonical quantizers, one a lane each."""
+    chosen, why_not = pick(str(device), *quantizers, gemm)
+    formats: dict[str, torch.dtype] = {}
+    if GEMMS[chosen].fp8:
+        found = {operand: fp8_formats(*of) for operand, of in zip(slots, quantizers, strict=True)}
+        formats = {operand: DTYPES[form] for operand, form in found.items() if form is not None}
+    return Stage(name, slots, rotation, chosen, why_not, formats)
