@@ -61,6 +61,7 @@ class Gemm(msgspec.Struct, frozen=True):
     run       (a, b, finish) -> [L, R, S]; a, b: float32 or `operand`
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
     operand   the dtype that `run` converts operands to: a quantizer may write it directly
+    sums      numbers that the unit adds in fewer bits than FP32 has, before they are added in FP32; 0: none
     fp8       operands come in FP8, each 128 numbers of a row under a power of two (ops/fp8); `run` makes it of others
     whole     operands come decoded with all their factors, not as element × block scale alone
     fp32      products of FP32 numbers in the kernel that scales partial sums, `ieee` or `tf32`; None: by `run` alone
@@ -69,6 +70,7 @@ class Gemm(msgspec.Struct, frozen=True):
     run: Run
     why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
     operand: torch.dtype = torch.float32
+    sums: int = 0
     fp8: bool = False
     whole: bool = False
     fp32: str | None = None
@@ -89,6 +91,11 @@ def pick(
             return name, tuple(reasons)
         reasons.append(reason)
     return "fp32", tuple(reasons)
+
+
+def name_with_sums(name: str) -> str:
+    """The name of a backend in rows, with how it adds: `fp8-exact/128`, 128 products at a time in the unit's bits."""
+    return f"{name}/{sums}" if (sums := GEMMS[name].sums) else name
 
 
 class Filled(NamedTuple):
@@ -201,7 +208,7 @@ GEMMS: dict[str, Gemm] = {
     "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16, fp32="ieee"),
     "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32"), fp32="tf32"),
     "fp32": Gemm(fp32, _never, fp32="ieee"),
-    "fp8-exact": Gemm(fp8_exact, _why_not_fp8, torch.bfloat16, fp8=True),
+    "fp8-exact": Gemm(fp8_exact, _why_not_fp8, torch.bfloat16, sums=SEGMENT, fp8=True),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
 """Name -> backend."""

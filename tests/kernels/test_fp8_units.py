@@ -4,17 +4,24 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import QUANTIZERS
+from fp4dse.dse import QUANTIZERS, Hadamard, Recipe
+from fp4dse.dse.channels import CHANNEL_NAMES
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.stages import Fprop, Wgrad
+from fp4dse.kernels import LaneNumerics, lanes
+from fp4dse.kernels.gemm import GEMMS
+from fp4dse.kernels.layers import product
 from fp4dse.kernels.ops import fp8
 from fp4dse.kernels.ops.fp8 import E4M3, E5M2, Fp8, Shift
 from fp4dse.kernels.ops.mxfp4 import window
 from fp4dse.kernels.ops.products import Finish
+from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton import unfused
 from tests.each import each
-from tests.kernels.test_triton import arguments_for, odd_rows, signs_of, to
+from tests.kernels.test_triton import arguments_for, call_for, flat, odd_rows, signs_of, to
 
 MX = QUANTIZERS["mxfp4"]
 
@@ -255,3 +262,114 @@ def test_a_rotated_operand_is_written_likewise(place):
 def test_a_contraction_of_no_whole_segments_is_refused():
     with pytest.raises(ValueError, match="accepted: a contraction axis that segments of 128 divides"):
         fused.fp8(*arguments_for(torch.zeros(1, 4, 160), [MX]), E5M2)
+
+
+def of_mxfp4(**more):
+    return Recipe.uniform(msgspec.structs.replace(MX, **more))
+
+
+SMP = msgspec.structs.replace(MX, rounding=Stochastic(samples=2))
+LAYERS = {
+    **{name: Recipe.named(name) for name in ("mxfp4", "mxfp4-tiles", "hopper-moe-fp4")},
+    "by chance": of_mxfp4(rounding=Stochastic()),
+    "samples": msgspec.structs.replace(Recipe.named("mxfp4"), wgrad=Wgrad(g=SMP, x=MX)),
+    "residual": msgspec.structs.replace(Recipe.named("mxfp4"), fprop=Fprop(x=of_mxfp4(outliers=Residual()).fprop.x, w=MX)),
+    "clamp": msgspec.structs.replace(Recipe.named("mxfp4"), fprop=Fprop(x=of_mxfp4(outliers=Clamp()).fprop.x, w=MX)),
+    "channels": msgspec.structs.replace(Recipe.named("mxfp4"), fprop=Fprop(x=MX, w=MX, channels=CHANNEL_NAMES["arc"])),
+    "errors": msgspec.structs.replace(Recipe.named("mxfp4"), fprop=Fprop(x=MX, w=MX, channels=CHANNEL_NAMES["hcp"])),
+    "rotated": msgspec.structs.replace(Recipe.named("mxfp4"), fprop=Fprop(x=MX, w=MX, rotation=Hadamard(32))),
+    "rows": Recipe.uniform(QUANTIZERS["fp8-row"]),
+    "tensor": Recipe.uniform(QUANTIZERS["fp8-e5m2-current"]),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_the_same_in_fp8_units(place, monkeypatch, name):
+    """Each stage, in all ways to quantize; the definition's products are FP32's of the same numbers."""
+    wanted = GEMMS["fp8-exact"]
+    monkeypatch.setitem(GEMMS, "fp8-exact", msgspec.structs.replace(wanted, why_not=lambda *_: None))
+    kernels = msgspec.structs.replace(PLAIN, operand=fused.operand, fp8=fused.fp8, packed=fused.packed)
+    monkeypatch.setattr(lanes, "backend", lambda _: kernels)
+    exact, units = LAYERS[name], msgspec.structs.replace(LAYERS[name], gemm="fp8-exact")
+    assert not units.validate()
+    x, w, g = (torch.randn(2, *shape, device=place.device) for shape in ((64, 128), (32, 128), (64, 32)))
+    x[0, 5, :32] *= 2.0**-40
+    x, w = x.requires_grad_(), w.requires_grad_()
+    results = []
+    for recipe in (exact, units):
+        numerics = LaneNumerics([recipe] * 2, (3, 4), place.device)
+        assert set(numerics.gemms.values()) <= {"fp32", "bf16-exact", "fp8-exact"}
+        assert set(numerics.gemms.values()) == {"fp8-exact"} or recipe is exact
+        y = product(x, w, None, numerics, 1)
+        results.append([y, *torch.autograd.grad(y, (x, w), g)])
+    for got, expected in zip(*results[::-1], strict=True):
+        assert got.isfinite().all()
+        assert (got - expected).norm() <= (2e-6 if place.device == "cpu" else 3e-4) * expected.norm()
+
+
+def test_a_layer_of_any_size_is_padded_to_segments(monkeypatch):
+    monkeypatch.setitem(GEMMS, "fp8-exact", msgspec.structs.replace(GEMMS["fp8-exact"], why_not=lambda *_: None))
+    monkeypatch.setattr(lanes, "backend", lambda _: PLAIN)
+    x, w = torch.randn(2, 5, 72), torch.randn(2, 3, 72)
+    exact, units = (
+        LaneNumerics([msgspec.structs.replace(Recipe.named("mxfp4"), gemm=gemm)] * 2, (3, 4)).forward(0, x, w).y
+        for gemm in ("exact", "fp8-exact")
+    )
+    assert torch.allclose(exact, units, rtol=0, atol=1e-5)
+
+
+def test_the_operator_is_sound(place):
+    call = to(place.device, call_for([MX] * 2))
+    for columns in (False, True):
+        x = torch.randn(2, 128, 128, device=place.device)
+        arguments = x, columns, E5M2, *flat(call)
+        torch.library.opcheck(torch.ops.fp4dse.fp8, arguments, test_utils=["test_schema", "test_faketensor"])
+
+
+def gradient_like(lanes, rows, length, seed):
+    """Numbers whose rows and columns differ in size, float32 on the GPU; a few of them by more than FP8 holds."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(lanes, rows, length, device="cuda", generator=g)
+    x *= torch.exp2(4 * torch.randn(lanes, rows, 1, device="cuda", generator=g))
+    x[:, ::97, 32:64] *= 2.0**-40
+    return x
+
+
+REAL = [(1, 16384, 3072, 1024), (1, 5472, 1024, 16384), (64, 512, 256, 256), (3, 1024, 1024, 16384), (2, 1000, 48, 640)]
+"""Lanes, rows, columns, contraction."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", REAL, ids=str)
+def test_products_of_real_sizes_are_those_of_bf16_within_the_error_of_the_unit(sizes):
+    """And captured in a graph, with the same bits; the quantizer writes what is made of its BF16 operand."""
+    lanes, rows, columns, length = sizes
+    made, exact = [], []
+    for seed, n in enumerate((rows, columns)):
+        arguments = gradient_like(lanes, n, length, seed), False, to("cuda", call_for([MX] * lanes))
+        values, _ = fused.operand(*arguments, torch.bfloat16)
+        operand = Fp8(*fused.fp8(*arguments, E5M2)[:2])
+        assert 0 < (operand.shift.powers == 0).sum() < 0.02 * operand.shift.powers.numel()
+        assert torch.equal(operand.shift.decoded(operand.values), values.float())
+        assert_same_operand([t.cpu() if t is operand.values else t for t in operand[:2]], cpu(fp8.to_fp8(values, E5M2)))
+        made.append(operand)
+        exact.append(values)
+    got, wanted = fp8.multiply(*made), GEMMS["bf16-exact"].run(*exact)
+    size = GEMMS["bf16-exact"].run(*(x.abs() for x in exact))
+    assert got.isfinite().all()
+    assert ((got - wanted).abs() <= 2.0**-11 * size).all()
+    assert (got - wanted).norm() < 3e-4 * wanted.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fp8.multiply(*made)
+    captured.zero_()
+    graph.replay()
+    assert torch.equal(captured, got)
+    alone = [Fp8(x.values[-1:], Shift(*(t[-1:] for t in x.shift))) for x in made]
+    assert torch.equal(fp8.multiply(*alone), got[-1:])
+
+
+def cpu(made):
+    """An operand of `to_fp8`, on the CPU."""
+    values, shift = made
+    return values.cpu(), Shift(*(t.cpu() for t in shift))

@@ -102,6 +102,10 @@ def test_fp8_is_offered_for_operands_of_four_bits_on_chips_that_have_it(monkeypa
     assert "fp8-exact" not in FASTEST
 
 
+def test_a_row_says_what_was_not_added_in_fp32():
+    assert [gemm.name_with_sums(name) for name in ("bf16-exact", "fp8-exact")] == ["bf16-exact", "fp8-exact/128"]
+
+
 def test_a_backend_that_the_device_does_not_have_says_so():
     reason = "bf16-exact not taken on cpu: it needs a CUDA device"
     assert GEMMS["bf16-exact"].why_not("cpu", [NVFP4], [NVFP4]) == reason
