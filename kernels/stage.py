@@ -49,6 +49,8 @@ class Stage(msgspec.Struct):
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
     fp8           operand -> the FP8 that the backend takes it in; empty for those that take none
+    least         the contraction is padded to a multiple of it at least: that of the backend that is wanted, since
+                  random bits are drawn for what is padded, too, and do not depend on the device
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
     """
@@ -59,14 +61,15 @@ class Stage(msgspec.Struct):
     gemm: str
     gemm_why_not: tuple[str, ...]
     fp8: dict[str, torch.dtype] = {}
+    least: int = 1
     choice: Choice | None = None
     held: Stage | None = None
 
     @property
     def unit(self) -> int:
         """The contraction is padded to a multiple of it."""
-        least = SEGMENT if self.fp8 else 1
-        return max([self.rotation.size if self.rotation else 1, least, *(slot.unit for slot in self.slots.values())])
+        size = self.rotation.size if self.rotation else 1
+        return max([size, self.least, *(slot.unit for slot in self.slots.values())])
 
     def draw_rotation(self, use: Use) -> Rotation | None:
         """The rotation of this step: with random signs, these depend on the keys of `use`."""
@@ -343,4 +346,5 @@ def _stage(
     if GEMMS[chosen].fp8:
         found = {operand: fp8_formats(*of) for operand, of in zip(slots, quantizers, strict=True)}
         formats = {operand: DTYPES[form] for operand, form in found.items() if form is not None}
-    return Stage(name, slots, rotation, chosen, why_not, formats)
+    is_wanted = gemm in GEMMS and GEMMS[gemm].fp8
+    return Stage(name, slots, rotation, chosen, why_not, formats, SEGMENT if is_wanted else 1)

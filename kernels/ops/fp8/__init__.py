@@ -2,9 +2,9 @@
 
     out[l, r, c] = Σ_s (Σ_(k in s) a[l, r, k] · b[l, c, k]) · f_a[l, r, s] · f_b[l, c, s]       s: segments of 128
 
-An operand of few significant bits, element × power of two, is held by FP8 without rounding where the blocks of a segment
-do not differ too much in size. So each segment of a row has a power of two of its own (`Shift.powers`) that brings its
-largest number to the top of FP8:
+An operand of few significant bits, element × power of two, is held by FP8 without rounding where the blocks of a
+segment do not differ too much in size. So each segment of a row has a power of two of its own (`Shift.powers`) that
+brings its largest number to the top of FP8:
 
     E5M2, at most 3 bits   E2M1 · 2^j for 29 exponents j in a row, -15 ... 13 (`ops.mxfp4.window`)
     E4M3, at most 4 bits   E2M1 · 2^j for 15 of them, -8 ... 6
@@ -112,7 +112,7 @@ def _segments(a: Fp8, b: Fp8, length: int) -> list[Tensor]:
         along = slice(number * SEGMENT, (number + 1) * SEGMENT)
         wide = _is_wide(a, number)[:, :, None] | _is_wide(b, number)[:, None, :]
         factors = [None if x.factor is None else x.factor[:, :, number] for x in (a, b)]
-        part = scaled(products.multiply(*(x[:, :, along] for x in exact)), *factors)
+        part = scaled(products.multiply(exact[0][:, :, along], exact[1][:, :, along]), *factors)
         held.append(torch.where(wide, 0.0, part))
         others.append(torch.where(wide, part, 0.0))
     return [*held, *others]

@@ -71,7 +71,17 @@ def _decoded(x, MANTISSA: tl.constexpr):
 
 @triton.jit
 def _made_kernel(
-    x_ptr, values_ptr, powers_ptr, wide_ptr, rows, segments, x_lane, x_row, x_along, MANTISSA: tl.constexpr, ROWS: tl.constexpr
+    x_ptr,
+    values_ptr,
+    powers_ptr,
+    wide_ptr,
+    rows,
+    segments,
+    x_lane,
+    x_row,
+    x_along,
+    MANTISSA: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """ROWS rows of one segment."""
     number, lane = tl.program_id(0) % segments, tl.program_id(1).to(tl.int64)
@@ -180,7 +190,7 @@ def _product_kernel(
             out = out + sums * of_b[None, :]
         else:
             out = out + sums
-    if KIND_A == 1 or KIND_B == 1:
+    if KIND_A == 1 or KIND_B == 1:  # noqa: SIM102 - known when compiling, unlike what follows
         if tl.reduce(wide_a, 0, higher) + tl.reduce(wide_b, 0, higher) > 0:
             for number in range(begin, end):
                 of_a, of_b = tl.full((ROWS,), 1.0, tl.float32), tl.full((COLUMNS,), 1.0, tl.float32)
@@ -245,9 +255,7 @@ def multiply_in_tiles(a: Fp8, b: Fp8, finish: Finish, tiles: Tiles) -> Tensor:
     factors, constants = constants_of(within, out, tiles)
     (kind_a, number_a, wide_a), (kind_b, number_b, wide_b) = (_of_segments(of, out) for of in (a, b))
     described = has_copy_engine(x.device) and length > 0
-    operands = [
-        description(t, n, SEGMENT) if described else t for t, n in ((x, tiles.rows), (y, tiles.columns))
-    ]
+    operands = [description(t, n, SEGMENT) if described else t for t, n in ((x, tiles.rows), (y, tiles.columns))]
     kinds: dict[str, Any] = {"KIND_A": kind_a, "KIND_B": kind_b, "DESCRIBED": described, "GROUP": GROUP}
     kinds |= {"MANTISSA_A": MANTISSA[x.dtype], "MANTISSA_B": MANTISSA[y.dtype]}
     numbers = x.view(torch.uint8), y.view(torch.uint8), number_a, number_b, wide_a, wide_b

@@ -195,8 +195,8 @@ def _(g: Tensor, *_: Any) -> Tensor:
 def _check(
     x: Tensor, columns: bool, call: Call, dtype: torch.dtype, codecs: Sequence[str] = (), least: int = 1
 ) -> None:
-    """ValueError for what the kernels do not take; codecs: those of this one, where it has fewer. least: the contraction
-    is a multiple of it."""
+    """ValueError for what the kernels do not take; codecs: those of this one, where it has fewer. least: that the
+    contraction is a multiple of."""
     if codecs and call.codec not in codecs:
         raise ValueError(f"codec: found {call.codec}; accepted: {', '.join(codecs)}")
     if reason := why_not_operand(x, call.block, dtype, call.rotation, call.codec):

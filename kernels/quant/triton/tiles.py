@@ -145,8 +145,8 @@ def write(
     """Quantize a tile x, float32 [P, W] or words as `tile` gives them, of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B], for the general codec; or with FP8 as in `put_fp8`. WHOLE: no column of the tile lies beyond the width. HELD: as in
-    `quantized`. CODEC: one of limits.CODECS.
+    [L, rows, width / B], for the general codec; or, with FP8, as in `put_fp8`. WHOLE: no column of the tile lies beyond
+    the width. HELD: as in `quantized`. CODEC: one of limits.CODECS.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
     P: tl.constexpr = x.shape[0] * (2 if PAIRS and COLUMNS else 1)
@@ -210,7 +210,8 @@ def put_fp8(
     WHOLE: tl.constexpr,
     MANTISSA: tl.constexpr,
 ):
-    """Store a tile x, float32 [P, W], in FP8 (ops/fp8): codes uint8 [L, rows, width], and in BF16 what it does not hold.
+    """Store a tile x, float32 [P, W], in FP8 (ops/fp8): codes uint8 [L, rows, width]; and in BF16 what it does not
+    hold.
 
     powers: float32, of a lane [segments, ·], where a row of the operand has so many segments of 128; rows here may be
     parts of it.
