@@ -102,7 +102,7 @@ class Stage(msgspec.Struct):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """What quantizers write that write no FP8."""
+        """The dtype of operands that are not written in FP8."""
         gemm = GEMMS[self.gemm]
         return torch.float32 if gemm.whole else gemm.operand
 
