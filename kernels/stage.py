@@ -27,7 +27,7 @@ from fp4dse.dse.exactness import fp8_formats
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
 from fp4dse.kernels.ops.fp8 import DTYPES
 from fp4dse.kernels.ops.philox import signs
-from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
+from fp4dse.kernels.ops.products import AS_IT_IS, Finish, finished
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
@@ -49,8 +49,6 @@ class Stage(msgspec.Struct):
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
     fp8           operand -> the FP8 that the backend takes it in; empty for those that take none
-    least         the contraction is padded to a multiple of it at least: that of the backend that is wanted, since
-                  random bits are drawn for what is padded, too, and do not depend on the device
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
     """
@@ -61,15 +59,13 @@ class Stage(msgspec.Struct):
     gemm: str
     gemm_why_not: tuple[str, ...]
     fp8: dict[str, torch.dtype] = {}
-    least: int = 1
     choice: Choice | None = None
     held: Stage | None = None
 
     @property
     def unit(self) -> int:
         """The contraction is padded to a multiple of it."""
-        size = self.rotation.size if self.rotation else 1
-        return max([size, self.least, *(slot.unit for slot in self.slots.values())])
+        return max([self.rotation.size if self.rotation else 1, *(slot.unit for slot in self.slots.values())])
 
     def draw_rotation(self, use: Use) -> Rotation | None:
         """The rotation of this step: with random signs, these depend on the keys of `use`."""
@@ -346,5 +342,4 @@ def _stage(
     if GEMMS[chosen].fp8:
         found = {operand: fp8_formats(*of) for operand, of in zip(slots, quantizers, strict=True)}
         formats = {operand: DTYPES[form] for operand, form in found.items() if form is not None}
-    is_wanted = gemm in GEMMS and GEMMS[gemm].fp8
-    return Stage(name, slots, rotation, chosen, why_not, formats, SEGMENT if is_wanted else 1)
+    return Stage(name, slots, rotation, chosen, why_not, formats)

@@ -71,7 +71,8 @@ def place(request):
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
         for module in ("fp8", "max_abs", "mxfp4"):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
-        patch.setattr(modules["fp8"], "upward", _upward)
+        for name, twin in (("upward", _upward), ("unknown", _same)):
+            patch.setattr(modules["fp8"], name, twin)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)

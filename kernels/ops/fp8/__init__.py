@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.kernels.dispatch import Operation
@@ -49,7 +50,7 @@ TOPS = {E4M3: 8, E5M2: 15}
 class Shift(NamedTuple):
     """The rest of an operand whose values are FP8.
 
-    powers  float32 [L, R, C / 128], a power of two for each segment; 0 where the segment is in `wide`
+    powers  float32 [L, R, ⌈C / 128⌉], a power of two for each segment; 0 where the segment is in `wide`
     wide    bfloat16 [L, R, C], the values of these segments; elsewhere anything
     """
 
@@ -58,13 +59,13 @@ class Shift(NamedTuple):
 
     def decoded(self, values: Tensor) -> Tensor:
         """The numbers that FP8 values [L, R, C] stand for, float32."""
-        exact = values.to(torch.float32) * _each(self.powers)
-        return torch.where(_each(self.powers) == 0, self.wide.to(torch.float32), exact)
+        powers = self.powers.repeat_interleave(SEGMENT, 2)[:, :, : values.shape[2]]
+        return torch.where(powers == 0, self.wide.to(torch.float32), values.to(torch.float32) * powers)
 
 
 class Fp8(NamedTuple):
-    """An operand: values [L, R, C], E4M3 or E5M2, C a multiple of 128; with powers of two of its segments, or with
-    float32 factors of them [L, R, C / 128], or as it is."""
+    """An operand: values [L, R, C], E4M3 or E5M2; with powers of two of its segments, or with float32 factors of them
+    [L, R, C / 128], or as it is. The last segment may be shorter than others."""
 
     values: Tensor
     shift: Shift | None = None
@@ -72,24 +73,24 @@ class Fp8(NamedTuple):
 
 
 def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Shift]:
-    """x, float32 or bfloat16 [L, R, C], numbers that BF16 holds, C a multiple of 128, as values of this dtype, E4M3 or
-    E5M2, contracted last in memory, and their shift."""
+    """x, float32 or bfloat16 [L, R, C], numbers that BF16 holds, as values of this dtype, E4M3 or E5M2, contracted last
+    in memory, and their shift."""
     if kernels := _FP8.kernels(x):
         return kernels.to_fp8(x, dtype)
-    exact = x.to(torch.float64).unflatten(2, (-1, SEGMENT))
-    largest = x.to(torch.float32).abs().unflatten(2, (-1, SEGMENT)).contiguous().view(torch.int32).amax(3)
+    padded = F.pad(x.to(torch.float32), (0, -x.shape[2] % SEGMENT)).unflatten(2, (-1, SEGMENT))
+    exact, largest = padded.to(torch.float64), padded.abs().view(torch.int32).amax(3)
     exponents = torch.clamp((largest + CARRY >> 23) - TOPS[dtype], BIAS - MOST, BIAS + MOST)
     powers = (exponents << 23).view(torch.float32)
     values = (exact / powers.to(torch.float64)[..., None]).to(torch.float32).to(dtype)
     held = (values.to(torch.float64) * powers[..., None] == exact).all(3)
     values = torch.where(held[..., None], values.to(torch.float32), 0.0).to(dtype).flatten(2)
-    return values, Shift(torch.where(held, powers, 0.0), x.to(torch.bfloat16))
+    return values[:, :, : x.shape[2]].contiguous(), Shift(torch.where(held, powers, 0.0), x.to(torch.bfloat16))
 
 
 def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Shift]:
     """Room for an operand of this shape [L, R, C] beside a tensor; powers of a segment's rows lie side by side."""
     lanes, rows, length = shape
-    powers = like.new_empty(lanes, length // SEGMENT, rows, dtype=torch.float32)
+    powers = like.new_empty(lanes, segments_of(length), rows, dtype=torch.float32)
     return like.new_empty(shape, dtype=dtype), Shift(powers.mT, like.new_empty(shape, dtype=torch.bfloat16))
 
 
@@ -97,18 +98,22 @@ def multiply(a: Fp8, b: Fp8, finish: Finish = AS_IT_IS) -> Tensor:
     """a [L, R, K] · b [L, S, K]ᵀ, float32, then as `finish` says: [L, R, S] of its dtype."""
     if kernels := _FP8.kernels(a.values):
         return kernels.multiply(a, b, finish)
-    lanes, rows, length = a.values.shape
-    out = torch.zeros(lanes, rows, b.values.shape[1], device=a.values.device)
-    for part in _segments(a, b, length):
+    out = torch.zeros(*a.values.shape[:2], b.values.shape[1], device=a.values.device)
+    for part in _sums(a, b):
         out += part
     return finished(out, finish)
 
 
-def _segments(a: Fp8, b: Fp8, length: int) -> list[Tensor]:
+def segments_of(length: int) -> int:
+    """The number of segments of a contraction."""
+    return -(-length // SEGMENT)
+
+
+def _sums(a: Fp8, b: Fp8) -> list[Tensor]:
     """Partial sums [L, R, S], scaled: of each segment what FP8 holds on both sides, then of each the rest."""
     held, others = [], []
     exact = [x.values.to(torch.float32) if x.shift is None else x.shift.decoded(x.values) for x in (a, b)]
-    for number in range(length // SEGMENT):
+    for number in range(segments_of(a.values.shape[2])):
         along = slice(number * SEGMENT, (number + 1) * SEGMENT)
         wide = _is_wide(a, number)[:, :, None] | _is_wide(b, number)[:, None, :]
         factors = [None if x.factor is None else x.factor[:, :, number] for x in (a, b)]
@@ -123,8 +128,3 @@ def _is_wide(x: Fp8, number: int) -> Tensor:
     if x.shift is None:
         return torch.zeros(x.values.shape[:2], dtype=torch.bool, device=x.values.device)
     return x.shift.powers[:, :, number] == 0
-
-
-def _each(powers: Tensor) -> Tensor:
-    """Of each element [L, R, C], of those of segments [L, R, C / 128]."""
-    return powers.repeat_interleave(SEGMENT, 2)

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import BIAS, CARRY, E5M2, MOST, TOPS, Fp8, Shift, empty
+from fp4dse.kernels.ops.fp8 import BIAS, CARRY, E5M2, MOST, TOPS, Fp8, Shift, empty, segments_of
 from fp4dse.kernels.ops.launching import launch_grid
-from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
+from fp4dse.kernels.ops.products import ALIGNED, AS_IT_IS, SEGMENT, Finish, finished
 from fp4dse.kernels.ops.products.triton import GROUP, Tiles, constants_of, description, finish_tile, has_copy_engine
 from fp4dse.kernels.ops.sums import lane_sum
-from fp4dse.kernels.quant.triton.numbers import as_float, as_int, upward
+from fp4dse.kernels.quant.triton.numbers import as_float, as_int, unknown, upward
 
 _SEGMENT, _CARRY = tl.constexpr(SEGMENT), tl.constexpr(CARRY)
 _LEAST, _MOST = tl.constexpr(BIAS - MOST), tl.constexpr(BIAS + MOST)
@@ -76,7 +76,7 @@ def _made_kernel(
     powers_ptr,
     wide_ptr,
     rows,
-    segments,
+    length,
     x_lane,
     x_row,
     x_along,
@@ -84,13 +84,14 @@ def _made_kernel(
     ROWS: tl.constexpr,
 ):
     """ROWS rows of one segment."""
-    number, lane = tl.program_id(0) % segments, tl.program_id(1).to(tl.int64)
+    segments, lane = (length + _SEGMENT - 1) // _SEGMENT, tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0) % segments
     row = (tl.program_id(0) // segments).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     along = number * _SEGMENT + tl.arange(0, _SEGMENT)
-    inside = (row < rows)[:, None]
+    inside = (row < rows)[:, None] & (along < length)[None, :]
     x = tl.load(x_ptr + lane * x_lane + row[:, None] * x_row + along.to(tl.int64)[None, :] * x_along, inside, 0.0)
     codes, powers = shifted(x.to(tl.float32), MANTISSA)
-    at = (lane * rows + row)[:, None] * (segments * _SEGMENT) + along[None, :]
+    at = (lane * rows + row)[:, None] * length + along[None, :]
     tl.store(values_ptr + at, codes.to(tl.uint8), inside)
     tl.store(wide_ptr + at, x.to(tl.bfloat16), inside & (powers == 0)[:, None])
     tl.store(powers_ptr + (lane * segments + number) * rows + row, powers, row < rows)
@@ -103,8 +104,9 @@ def _loaded(x, lane, line0, lines, start, length, LINES: tl.constexpr, DESCRIBED
         tile = x.load([(lane * lines + line0).to(tl.int32), start])
     else:
         line = line0 + tl.arange(0, LINES)
-        at = (lane * lines + line)[:, None] * length + (start + tl.arange(0, _SEGMENT))[None, :]
-        tile = tl.load(x + at, (line < lines)[:, None], 0.0)
+        along = start + tl.arange(0, _SEGMENT)
+        at = (lane * lines + line)[:, None] * length + along[None, :]
+        tile = tl.load(x + at, (line < lines)[:, None] & (along < length)[None, :], 0.0)
     return tile
 
 
@@ -118,7 +120,7 @@ def _numbers(ptr, lane, line, lines, number, segments):
 def _wide(ptr, powers, wide_ptr, lane, line, lines, along, length, MANTISSA: tl.constexpr, KIND: tl.constexpr):
     """Lines of an operand in BF16, with powers, a part of a segment."""
     at = (lane * lines + line)[:, None] * length + along[None, :]
-    inside = (line < lines)[:, None]
+    inside = (line < lines)[:, None] & (along < length)[None, :]
     exact = _decoded(tl.load(ptr + at, inside, 0), MANTISSA)
     if KIND == 1:
         is_wide = (powers == 0)[:, None]
@@ -142,7 +144,7 @@ def _product_kernel(
     bias_ptr,
     rows,
     columns,
-    segments,
+    length,
     part,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -159,13 +161,13 @@ def _product_kernel(
 ):
     """One tile of `part` segments, finished if these are all. KIND: NONE, POWERS or FACTORS. ALONG: 128."""
     tl.static_assert(ALONG == _SEGMENT)
-    PIECE: tl.constexpr = 32
+    PIECE: tl.constexpr = 16
     lane, down, across = tl.program_id(1).to(tl.int64), (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
     first = tl.program_id(0) // (GROUP * across) * GROUP
     height, place = tl.minimum(down - first, GROUP), tl.program_id(0) % (GROUP * across)
     row0, column0 = (first + place % height) * ROWS, place // height * COLUMNS
     row, column = row0 + tl.arange(0, ROWS), column0 + tl.arange(0, COLUMNS)
-    length = segments * _SEGMENT
+    segments = (length + _SEGMENT - 1) // _SEGMENT
     begin = tl.program_id(2) * part
     end = tl.minimum(begin + part, segments)
     out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
@@ -192,6 +194,7 @@ def _product_kernel(
             out = out + sums
     if KIND_A == 1 or KIND_B == 1:  # noqa: SIM102 - known when compiling, unlike what follows
         if tl.reduce(wide_a, 0, higher) + tl.reduce(wide_b, 0, higher) > 0:
+            length = unknown(length)  # so that addresses are not made before they are needed
             for number in range(begin, end):
                 of_a, of_b = tl.full((ROWS,), 1.0, tl.float32), tl.full((COLUMNS,), 1.0, tl.float32)
                 wide_a, wide_b = tl.full((ROWS,), 0, tl.int32), tl.full((COLUMNS,), 0, tl.int32)
@@ -224,9 +227,9 @@ def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Shift]:
     """`fp8.to_fp8`; powers of a segment's rows lie beside each other."""
     lanes, rows, length = x.shape
     values, shift = empty(x, x.shape, dtype)
-    programs = launch_grid(triton.cdiv(rows, _MADE["ROWS"]) * (length // SEGMENT), lanes)
+    programs = launch_grid(triton.cdiv(rows, _MADE["ROWS"]) * segments_of(length), lanes)
     outputs = values.view(torch.uint8), shift.powers, shift.wide
-    sizes = rows, length // SEGMENT, *x.stride()
+    sizes = rows, length, *x.stride()
     _made_kernel[programs](x, *outputs, *sizes, MANTISSA=MANTISSA[dtype], **_MADE)
     return values, shift
 
@@ -247,20 +250,20 @@ def multiply_in_tiles(a: Fp8, b: Fp8, finish: Finish, tiles: Tiles) -> Tensor:
     """The same in these tiles."""
     (lanes, rows, length), columns = a.values.shape, b.values.shape[1]
     x, y = a.values.contiguous(), b.values.contiguous()
-    count, segments = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), length // SEGMENT
+    count, segments = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), segments_of(length)
     part = part_of(segments, count)
     parts = max(1, triton.cdiv(segments, part))
     within = finish if parts == 1 else AS_IT_IS
     out = x.new_empty(lanes, parts, rows, columns, dtype=within.dtype)
     factors, constants = constants_of(within, out, tiles)
     (kind_a, number_a, wide_a), (kind_b, number_b, wide_b) = (_of_segments(of, out) for of in (a, b))
-    described = has_copy_engine(x.device) and length > 0
+    described = has_copy_engine(x.device) and length > 0 and length % ALIGNED == 0
     operands = [description(t, n, SEGMENT) if described else t for t, n in ((x, tiles.rows), (y, tiles.columns))]
     kinds: dict[str, Any] = {"KIND_A": kind_a, "KIND_B": kind_b, "DESCRIBED": described, "GROUP": GROUP}
     kinds |= {"MANTISSA_A": MANTISSA[x.dtype], "MANTISSA_B": MANTISSA[y.dtype]}
     numbers = x.view(torch.uint8), y.view(torch.uint8), number_a, number_b, wide_a, wide_b
     programs = launch_grid(count, lanes, parts)
-    _product_kernel[programs](*operands, *numbers, out, *factors, rows, columns, segments, part, **kinds, **constants)
+    _product_kernel[programs](*operands, *numbers, out, *factors, rows, columns, length, part, **kinds, **constants)
     product = out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)
     return product if within is finish else finished(product, finish)
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import segments_of
 from fp4dse.kernels.ops.fp8.triton import MANTISSA
 from fp4dse.kernels.ops.launching import OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
@@ -153,17 +154,19 @@ def launch(
     """
     out, scales, dec = outputs
     mantissa = 0 if wide is None else MANTISSA[out.dtype]
-    sizes, programs = _sizes(x, columns, call, SEGMENT if mantissa else 0)
+    length = x.shape[1 if columns else 2]
+    is_ragged = mantissa > 0 and not columns and length % SEGMENT > 0
+    sizes, programs = _sizes(x, columns, call, SEGMENT if mantissa else 0, is_ragged)
     out = out.view(torch.uint8) if mantissa else out
     amax = dec if call.tensor_amax is None else call.tensor_amax
     x = together(x)
     apart = x.stride(0) - x[0].numel()
     tables = call.floats, call.ints, amax, call.site
-    rows, width, segments = sizes.pop("rows"), sizes.pop("width"), max(1, x.shape[1 if columns else 2] // SEGMENT)
+    rows, width, segments = sizes.pop("rows"), sizes.pop("width"), segments_of(length)
     pointers = x, call.signs, out, scales, wide, dec, *tables, rows, width, apart, segments
     stream = STREAMS["scales" if call.codec == "eden" else "rounding"]  # its elements are never random
     constants = sizes | {"COLUMNS": columns, "CODEC": call.codec, "PAIRS": pairs(x, columns, call.rotation)}
-    constants |= {"LARGE": is_large(x[0].numel()), "FP8": mantissa}
+    constants |= {"LARGE": is_large(x[0].numel()), "FP8": mantissa, "RAGGED": is_ragged}
     tail = call.seeds, call.step, stream
     quantize_kernel[launch_grid(programs, len(x))](*pointers, *tail, **constants, enable_fp_fusion=False)
 
@@ -200,11 +203,12 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     both_kernel[programs](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, call: Call, least: int) -> tuple[dict[str, Any], int]:
+def _sizes(x: Tensor, columns: bool, call: Call, least: int, ragged: bool) -> tuple[dict[str, Any], int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes. least: neighbours along the
-    contraction that belong together, at least."""
+    contraction that belong together, at least. ragged: a row ends with fewer of them."""
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, max(span(call.block, call.rotation, call.codec), least), columns)
+    shape |= {"rows": rows, "width": width} if ragged else {}
     of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     rotation = {"ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     constants = {"B": call.block, "TILES": of_program} | rotation

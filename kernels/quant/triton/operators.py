@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.ops.fp8 import Shift, empty
-from fp4dse.kernels.ops.products import SEGMENT
 from fp4dse.kernels.quant.call import Call, schema, unflat
 from fp4dse.kernels.quant.triton.limits import span, why_not_form, why_not_operand
 
@@ -48,7 +47,7 @@ def _(x: Tensor, columns: bool, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Te
 def fp8(x: Tensor, columns: bool, call: Call, dtype: torch.dtype) -> tuple[Tensor, Shift, Tensor]:
     """The operand in FP8: `ops.fp8.to_fp8` of what `operand` makes, values and shift, and decode factors float32 [L].
 
-    Arguments as in `operand`, but dtype: E4M3 or E5M2. C is a multiple of 128.
+    Arguments as in `operand`, but dtype: E4M3 or E5M2.
     """
     values, powers, wide, dec = _fp8(x, columns, dtype, *call)
     return values, Shift(powers.mT, wide), dec
@@ -61,7 +60,7 @@ def fp8(x: Tensor, columns: bool, call: Call, dtype: torch.dtype) -> tuple[Tenso
 )
 def _fp8(x: Tensor, columns: bool, dtype: torch.dtype, *of_call: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     call = unflat(of_call)
-    _check(x, columns, call, torch.bfloat16, least=SEGMENT)
+    _check(x, columns, call, torch.bfloat16)
     values, powers, wide, dec = outputs = _eight(x, columns, dtype)
     _run(x, columns, call, (values, powers, dec), wide)
     return outputs
@@ -192,17 +191,13 @@ def _(g: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 
-def _check(
-    x: Tensor, columns: bool, call: Call, dtype: torch.dtype, codecs: Sequence[str] = (), least: int = 1
-) -> None:
-    """ValueError for what the kernels do not take; codecs: those of this one, where it has fewer. least: that the
-    contraction is a multiple of."""
+def _check(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, codecs: Sequence[str] = ()) -> None:
+    """ValueError for what the kernels do not take; codecs: those of this one, where it has fewer."""
     if codecs and call.codec not in codecs:
         raise ValueError(f"codec: found {call.codec}; accepted: {', '.join(codecs)}")
     if reason := why_not_operand(x, call.block, dtype, call.rotation, call.codec):
         raise ValueError(reason)
-    spans = ("blocks of", span(call.block, 0, call.codec)), ("a rotation of", call.rotation or 1)
-    for name, size in (*spans, ("segments of", least)):
+    for name, size in ("blocks of", span(call.block, 0, call.codec)), ("a rotation of", call.rotation or 1):
         if x.shape[1 if columns else 2] % size:
             raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that {name} {size} divides")
 

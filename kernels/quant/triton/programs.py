@@ -117,9 +117,9 @@ def _operand(
 
 
 @triton.jit
-def corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row and column of an operand at which a program begins. An operand of rows is one tile wide."""
-    if COLUMNS:
+def corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, ACROSS: tl.constexpr):
+    """Row and column of an operand at which a program begins. ACROSS: it may be more than one tile wide."""
+    if ACROSS:
         across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
         row0, column0 = program // across * TILE_ROWS, program % across * TILE_COLUMNS
     else:
@@ -160,19 +160,22 @@ def quantize_kernel(
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
     FP8: tl.constexpr,
+    RAGGED: tl.constexpr,
     LARGE: tl.constexpr,
 ):
     """One operand of x. apart: numbers that lie between the lanes of x. segments,
-    FP8: as in `put_fp8`, FP8 the bits of its mantissa, 0 for other operands. LARGE: see grids.py."""
+    FP8: as in `put_fp8`, FP8 the bits of its mantissa, 0 for other operands.
+    RAGGED: rows are not whole tiles. LARGE: see grids.py."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     if LARGE:
         program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     x_ptr += lane * apart
-    if not COLUMNS:
+    ACROSS: tl.constexpr = COLUMNS or RAGGED
+    if not ACROSS:
         width = TILE_COLUMNS
     HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
-    row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), COLUMNS)
+    row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), ACROSS)
     start = lane, program == 0, row0, column0
     pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, wide_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
     rest = site, rows, width, segments, seeds_ptr, step_ptr, stream
@@ -185,7 +188,7 @@ def quantize_kernel(
         TILE_COLUMNS,
         TILES,
         COLUMNS,
-        not COLUMNS,
+        not ACROSS,
         PAIRS,
         ROTATION,
         FACTOR,

@@ -226,8 +226,9 @@ def put_fp8(
     there = wide_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
     tl.store(there, x.to(tl.bfloat16), is_wide)
     segment = tl.arange(0, W // 128)
-    number = (row0 + row)[:, None] * (width // 128) + (column0 // 128 + segment)[None, :]
-    count = rows * (width // 128)
+    of_row = (width + 127) // 128
+    number = (row0 + row)[:, None] * of_row + (column0 // 128 + segment)[None, :]
+    count = rows * of_row
     at = number % segments * (count // segments) + number // segments
     inside = (row < rows - row0)[:, None] & (segment * 128 < width - column0)[None, :]
     tl.store(powers_ptr + lane * count + at, tl.reshape(powers, (P, W // 128)), inside)
