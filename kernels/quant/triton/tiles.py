@@ -216,19 +216,19 @@ def put_fp8(
     powers: float32, of a lane [segments, ·], where a row of the operand has so many segments of 128; rows here may be
     parts of it.
     """
-    P: tl.constexpr = x.shape[0]
-    W: tl.constexpr = x.shape[1]
-    codes, powers = shifted(tl.reshape(x, (P * W // 128, 128)), MANTISSA)
-    put(tl.reshape(codes, (P, W)), codes_ptr, lane, row0, rows, column0, width, WHOLE)
-    row, column = tl.arange(0, P), tl.arange(0, W)
-    is_wide = tl.reshape(tl.broadcast_to((powers == 0)[:, None], (P * W // 128, 128)), (P, W))
-    is_wide = is_wide & ((row < rows - row0)[:, None] & (column < width - column0)[None, :])
-    there = wide_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
-    tl.store(there, x.to(tl.bfloat16), is_wide)
-    segment = tl.arange(0, W // 128)
+    COUNT: tl.constexpr = x.shape[1] // 128
+    x = tl.reshape(x, (x.shape[0] * COUNT, 128))
+    codes, powers = shifted(x, MANTISSA)
+    row, segment = tl.arange(0, x.shape[0]) // COUNT, tl.arange(0, x.shape[0]) % COUNT
+    column = segment[:, None] * 128 + tl.arange(0, 128)[None, :]
+    inside = (row < rows - row0)[:, None]
+    if not WHOLE:
+        inside = inside & (column < width - column0)
+    corner, there = (lane * rows + row0) * width + column0, row[:, None] * width + column
+    tl.store(codes_ptr + corner + there, codes.to(tl.uint8), inside)
+    tl.store(wide_ptr + corner + there, x.to(tl.bfloat16), inside & (powers == 0)[:, None])
     of_row = (width + 127) // 128
-    number = (row0 + row)[:, None] * of_row + (column0 // 128 + segment)[None, :]
-    count = rows * of_row
+    number, count = (row0 + row) * of_row + column0 // 128 + segment, rows * of_row
     at = number % segments * (count // segments) + number // segments
-    inside = (row < rows - row0)[:, None] & (segment * 128 < width - column0)[None, :]
-    tl.store(powers_ptr + lane * count + at, tl.reshape(powers, (P, W // 128)), inside)
+    exists = (row < rows - row0) & (segment * 128 < width - column0)
+    tl.store(powers_ptr + lane * count + at, powers, exists)
