@@ -150,7 +150,8 @@ def tf32_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
 
 def fp8_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """The product of operands that come in no FP8, of at most 4 bits, in E4M3."""
-    return fp8.multiply(*(fp8.Fp8(*fp8.to_fp8(x, fp8.E4M3)) for x in (a, b)), finish)
+    first, second = (fp8.Fp8(*fp8.to_fp8(x, fp8.E4M3)) for x in (a, b))
+    return fp8.multiply(first, second, finish)
 
 
 def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | None:
