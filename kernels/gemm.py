@@ -125,7 +125,7 @@ def product(
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)
     finish = end._replace(factor_a=first, factor_b=second)
     if a.dtype in fp8.TOPS:
-        return fp8.multiply(fp8.Fp8(a, shifts[0], along_a), fp8.Fp8(b, shifts[1], along_b), finish)
+        return fp8.multiply(fp8.Fp8(a, shifts[0], along_a), fp8.Fp8(b, shifts[1], along_b), finish, *(filled or ()))
     if along_a is None and along_b is None:
         if filled is None or gemm.fp32 is None:
             return gemm.run(a, b, finish)

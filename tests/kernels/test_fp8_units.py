@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, Hadamard, Recipe
+from fp4dse.dse.attention import Attention
 from fp4dse.dse.channels import CHANNEL_NAMES
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.outliers import Clamp, Residual
@@ -14,6 +15,7 @@ from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.gemm import GEMMS
 from fp4dse.kernels.layers import product
 from fp4dse.kernels.ops import fp8
+from fp4dse.kernels.ops.attention_core import AttentionCore
 from fp4dse.kernels.ops.fp8 import E4M3, E5M2, Fp8, Shift
 from fp4dse.kernels.ops.mxfp4 import window
 from fp4dse.kernels.ops.products import Finish
@@ -102,6 +104,7 @@ def odd_segments():
     x[0, :, 128:160] *= torch.exp2(-torch.arange(40).float())[:, None]
     x[1, 3, 200], x[1, 4, 5], x[1, 5, 300], x[1, 6, 7] = float("nan"), float("inf"), 1.8125, 2.0**-133
     x[1, 7], x[1, 8, 128:256] = 0.0, -0.0
+    x[1, 9, :128], x[1, 10, :128] = 15.0, 7.0  # of 4 digits, and the largest of 3
     return x
 
 
@@ -147,6 +150,24 @@ def test_a_product_is_that_of_the_decoded_numbers(place, dtypes, rows, columns, 
     for multiply in (fp8.multiply, place.fp8.multiply):
         got = multiply(a, b).cpu()
         assert ((got.double() - exact).abs() <= bound(x, y)).all()
+
+
+@pytest.mark.parametrize("contracted", [False, True])
+def test_what_is_not_filled_is_not_read_and_changes_nothing(place, contracted):
+    """As rows of experts; a long contraction of few rows is cut in parts."""
+    count = torch.tensor([0, 70, 300, 2304] if contracted else [0, 1, 64, 200])
+    x, y = drawn(4, 200, 2304), drawn(4, 24, 2304, seed=1)
+    filled = torch.arange(2304 if contracted else 200) < count[:, None]
+    x *= filled[:, None] if contracted else filled[:, :, None]
+    y *= filled[:, None] if contracted else 1.0
+    a, b = (there(place.device, operand(of)) for of in (x, y))
+    wanted = place.fp8.multiply(a, b)
+    beyond = torch.arange(2304) >= (count + 127)[:, None] // 128 * 128
+    tiles = torch.arange(200) >= (count + 127)[:, None] // 128 * 128
+    dirty = torch.where((beyond[:, None] if contracted else tiles[:, :, None]).to(place.device), 3.0, a.values.float())
+    got = place.fp8.multiply(a._replace(values=dirty.to(E5M2)), b, Finish(), count.to(place.device), contracted)
+    assert torch.equal(got, wanted)
+    assert torch.equal(fp8.multiply(operand(x), operand(y), Finish(), count, contracted)[0], torch.zeros(200, 24))
 
 
 def test_wide_segments_count_where_the_rest_of_their_row_meets_zeros(place):
@@ -308,6 +329,10 @@ def test_a_layer_computes_the_same_in_fp8_units(place, monkeypatch, name):
     for got, expected in zip(*results[::-1], strict=True):
         assert got.isfinite().all()
         assert (got - expected).norm() <= (2e-6 if place.device == "cpu" else 3e-4) * expected.norm()
+
+
+def test_the_attention_core_takes_exact_products_all_the_same():
+    assert AttentionCore([Attention()], torch.device("cpu"), PLAIN, "fp8-exact").exact
 
 
 def test_a_layer_may_have_any_size(monkeypatch):

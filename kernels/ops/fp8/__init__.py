@@ -94,10 +94,16 @@ def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Ten
     return like.new_empty(shape, dtype=dtype), Shift(powers.mT, like.new_empty(shape, dtype=torch.bfloat16))
 
 
-def multiply(a: Fp8, b: Fp8, finish: Finish = AS_IT_IS) -> Tensor:
-    """a [L, R, K] · b [L, S, K]ᵀ, float32, then as `finish` says: [L, R, S] of its dtype."""
+def multiply(
+    a: Fp8, b: Fp8, finish: Finish = AS_IT_IS, count: Tensor | None = None, contracted: bool = False
+) -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ, float32, then as `finish` says: [L, R, S] of its dtype.
+
+    count: int64 [L], of filled rows of a or, if contracted, of filled numbers along K, where what is beyond is zeros,
+    which a GPU need not multiply; None: all may be.
+    """
     if kernels := _FP8.kernels(a.values):
-        return kernels.multiply(a, b, finish)
+        return kernels.multiply(a, b, finish, count, contracted)
     out = torch.zeros(*a.values.shape[:2], b.values.shape[1], device=a.values.device)
     for part in _sums(a, b):
         out += part

@@ -142,6 +142,7 @@ def _product_kernel(
     factor_a_ptr,
     factor_b_ptr,
     bias_ptr,
+    count_ptr,
     rows,
     columns,
     length,
@@ -151,6 +152,7 @@ def _product_kernel(
     ALONG: tl.constexpr,
     GROUP: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    FILLED: tl.constexpr,
     KIND_A: tl.constexpr,
     KIND_B: tl.constexpr,
     MANTISSA_A: tl.constexpr,
@@ -159,7 +161,8 @@ def _product_kernel(
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """One tile of `part` segments, finished if these are all. KIND: NONE, POWERS or FACTORS. ALONG: 128."""
+    """One tile of `part` segments, finished if these are all. KIND: NONE, POWERS or FACTORS. FILLED: 1 where `count` is
+    of rows, 2 where it is of numbers along the contraction, 0 where there is none. ALONG: 128."""
     tl.static_assert(ALONG == _SEGMENT)
     PIECE: tl.constexpr = 16
     lane, down, across = tl.program_id(1).to(tl.int64), (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
@@ -170,6 +173,10 @@ def _product_kernel(
     segments = (length + _SEGMENT - 1) // _SEGMENT
     begin = tl.program_id(2) * part
     end = tl.minimum(begin + part, segments)
+    if FILLED == 1:
+        end = tl.where(row0 < tl.load(count_ptr + lane), end, begin)
+    elif FILLED == 2:
+        end = tl.minimum(end, (tl.load(count_ptr + lane).to(tl.int32) + _SEGMENT - 1) // _SEGMENT)
     out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
     wide_a, wide_b = tl.full((ROWS,), 0, tl.int32), tl.full((COLUMNS,), 0, tl.int32)
     for number in range(begin, end):
@@ -234,9 +241,11 @@ def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Shift]:
     return values, shift
 
 
-def multiply(a: Fp8, b: Fp8, finish: Finish = AS_IT_IS) -> Tensor:
+def multiply(
+    a: Fp8, b: Fp8, finish: Finish = AS_IT_IS, count: Tensor | None = None, contracted: bool = False
+) -> Tensor:
     """`fp8.multiply`."""
-    return multiply_in_tiles(a, b, finish, tiles_of(a.values.shape[1], b.values.shape[1]))
+    return multiply_in_tiles(a, b, finish, tiles_of(a.values.shape[1], b.values.shape[1]), count, contracted)
 
 
 def tiles_of(rows: int, columns: int) -> Tiles:
@@ -246,12 +255,14 @@ def tiles_of(rows: int, columns: int) -> Tiles:
     return TILES._replace(rows=tile, columns=other, warps=TILES.warps if tile * other > 2**13 else 4)
 
 
-def multiply_in_tiles(a: Fp8, b: Fp8, finish: Finish, tiles: Tiles) -> Tensor:
+def multiply_in_tiles(
+    a: Fp8, b: Fp8, finish: Finish, tiles: Tiles, count: Tensor | None = None, contracted: bool = False
+) -> Tensor:
     """The same in these tiles."""
     (lanes, rows, length), columns = a.values.shape, b.values.shape[1]
     x, y = a.values.contiguous(), b.values.contiguous()
-    count, segments = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), segments_of(length)
-    part = part_of(segments, count)
+    number, segments = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), segments_of(length)
+    part = part_of(segments, number)
     parts = max(1, triton.cdiv(segments, part))
     within = finish if parts == 1 else AS_IT_IS
     out = x.new_empty(lanes, parts, rows, columns, dtype=within.dtype)
@@ -262,8 +273,21 @@ def multiply_in_tiles(a: Fp8, b: Fp8, finish: Finish, tiles: Tiles) -> Tensor:
     kinds: dict[str, Any] = {"KIND_A": kind_a, "KIND_B": kind_b, "DESCRIBED": described, "GROUP": GROUP}
     kinds |= {"MANTISSA_A": MANTISSA[x.dtype], "MANTISSA_B": MANTISSA[y.dtype]}
     numbers = x.view(torch.uint8), y.view(torch.uint8), number_a, number_b, wide_a, wide_b
-    programs = launch_grid(count, lanes, parts)
-    _product_kernel[programs](*operands, *numbers, out, *factors, rows, columns, length, part, **kinds, **constants)
+    kinds["FILLED"] = 0 if count is None else 1 + contracted
+    programs = launch_grid(number, lanes, parts)
+    _product_kernel[programs](
+        *operands,
+        *numbers,
+        out,
+        *factors,
+        out if count is None else count,
+        rows,
+        columns,
+        length,
+        part,
+        **kinds,
+        **constants,
+    )
     product = out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)
     return product if within is finish else finished(product, finish)
 
