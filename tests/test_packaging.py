@@ -492,7 +492,8 @@ WITH_MORE = {
     "kernels/ops/products/triton.py:finish_tile": _HELPER,
     "kernels/quant/triton/blocks.py:_encoded": _HELPER,
     "kernels/quant/triton/programs.py:_operand": _HELPER,
-    "kernels/quant/triton/tiles.py:put_fp8": _HELPER,
+    "kernels/quant/triton/eights.py:put_blocks": _HELPER,
+    "kernels/quant/triton/eights.py:put_fp8": _HELPER,
     "kernels/quant/triton/tiles.py:write": _HELPER,
 }
 """Functions with more, each with its reason. Triton kernels have as many as they need, with one launcher."""

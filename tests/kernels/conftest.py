@@ -69,8 +69,9 @@ def place(request):
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        for module in ("fp8", "max_abs", "mxfp4"):
+        for module in ("eights", "fp8", "max_abs", "mxfp4"):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
+        patch.setattr(modules["eights"], "eight_bits", _eight_bits)
         for name, twin in (("upward", _upward), ("unknown", _same)):
             patch.setattr(modules["fp8"], name, twin)
         _mend_bfloat16(patch)
@@ -160,6 +161,13 @@ def _toward_zero(y, power):
 def _upward(y, power):
     near = y * power
     return (near.to(tl.int32, bitcast=True) + (near / power < y).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+def _eight_bits(x, mantissa):
+    """Of numbers that FP8 has."""
+    mantissa = getattr(mantissa, "value", mantissa)
+    bits = (tl.abs(x) * 2.0 ** {2: -112, 3: -120}[mantissa]).to(tl.int32, bitcast=True) >> 23 - mantissa
+    return (bits | (x.to(tl.int32, bitcast=True) >> 24 & 0x80)).to(tl.uint8)
 
 
 def _mend_bfloat16(patch):

@@ -43,20 +43,25 @@ def higher(a, b):
 
 
 @triton.jit
+def exponent_of(top, MANTISSA: tl.constexpr):
+    """The biased exponents of the powers of segments whose largest numbers have these bits; and whether these fit."""
+    TOP: tl.constexpr = 15 if MANTISSA == 2 else 8
+    LIMIT: tl.constexpr = (_MOST + TOP << 23) + 0x600000  # bits of the largest number that a power brings to FP8
+    return tl.minimum(tl.maximum((top + _CARRY >> 23) - TOP, _LEAST), _MOST), top <= LIMIT
+
+
+@triton.jit
 def shifted(x, MANTISSA: tl.constexpr):
     """Segments x, float32 [n, 128], as codes of FP8, int32, and powers, float32 [n]; zeros both where not held.
 
     Scaled so that FP8's subnormal numbers are float32's, codes are the upper bits, and what is not held has others.
     """
-    TOP: tl.constexpr = 15 if MANTISSA == 2 else 8
     UNIT: tl.constexpr = 2.0**-112 if MANTISSA == 2 else 2.0**-120
     LOWER: tl.constexpr = (1 << 23 - MANTISSA) - 1
-    LIMIT: tl.constexpr = (_MOST + TOP << 23) + 0x600000  # bits of the largest number that a power brings to FP8
     magnitude = as_int(x) & 0x7FFFFFFF
-    top = tl.reduce(magnitude, 1, higher)
-    exponent = tl.minimum(tl.maximum((top + _CARRY >> 23) - TOP, _LEAST), _MOST)
+    exponent, fits = exponent_of(tl.reduce(magnitude, 1, higher), MANTISSA)
     scaled = as_int(upward(upward(as_float(magnitude), as_float(254 - exponent << 23)[:, None]), UNIT))
-    held = (tl.reduce(scaled & LOWER, 1, higher) == 0) & (top <= LIMIT)
+    held = (tl.reduce(scaled & LOWER, 1, higher) == 0) & fits
     codes = scaled >> 23 - MANTISSA | (as_int(x) >> 24 & 0x80)
     return tl.where(held[:, None], codes, 0), tl.where(held, as_float(exponent << 23), 0.0)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.ops.fp8.triton import shifted
 from fp4dse.kernels.ops.rotation.triton import hadamard
 from fp4dse.kernels.quant.triton.blocks import block_maximum, decoded, pair_maximum, quantized, scaled
 from fp4dse.kernels.quant.triton.codecs import coded
 from fp4dse.kernels.quant.triton.codes import codes_of, nearest_codes, scale_codes, signs_of
+from fp4dse.kernels.quant.triton.eights import put, put_blocks, put_fp8
 from fp4dse.kernels.quant.triton.numbers import address, as_float, opaque, unknown
 
 
@@ -145,7 +145,7 @@ def write(
     """Quantize a tile x, float32 [P, W] or words as `tile` gives them, of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B], for the general codec; or, with FP8, as in `put_fp8`. WHOLE: no column of the tile lies beyond
+    [L, rows, width / B], for the general codec; or, with FP8, as in eights.py. WHOLE: no column of the tile lies beyond
     the width. HELD: as in `quantized`. CODEC: one of limits.CODECS.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
@@ -155,23 +155,27 @@ def write(
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
     chunk = tl.reshape(chunk, (P * W // 16,)).to(tl.int32)
+    BY_BLOCKS: tl.constexpr = FP8 > 0 and CODEC == "block" and B <= 128
     NEAREST: tl.constexpr = FP8 == 0 and scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
     if NEAREST:
         y, scale = scaled(blocks, amax, numbers, UNUSUAL)
     elif CODEC == "block":
         q, scale = quantized(blocks, amax, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
-        if FP8 > 0 or scales_ptr is None:
+        if BY_BLOCKS:
+            pointers, place = (out_ptr, scales_ptr, wide_ptr), (lane, row0, rows, column0, width, segments)
+            put_blocks(q, scale, blocks, *pointers, *place, numbers[2], W, WHOLE, FP8)
+        elif FP8 > 0 or scales_ptr is None:
             out = decoded(blocks, q, scale)
     else:
         number = (row0 + row)[:, None] * (width // B) + (column0 // B + tl.arange(0, W // B))[None, :]
         number = tl.reshape(number, (P * W // B,)).to(tl.int32)
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
-    if FP8 > 0:
+    if FP8 > 0 and not BY_BLOCKS:
         out = tl.reshape(out, (P, W))
         put_fp8(out, out_ptr, scales_ptr, wide_ptr, lane, row0, rows, column0, width, segments, WHOLE, FP8)
-    elif scales_ptr is None:
+    elif FP8 == 0 and scales_ptr is None:
         put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
-    else:
+    elif FP8 == 0:
         stored = tl.reshape(scale_codes(scale, numbers[3]), (P, W // B))
         put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
         if NEAREST:
@@ -182,53 +186,3 @@ def write(
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
         codes = tl.reshape(codes, (P, W // OF_ONE))
         put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
-
-
-@triton.jit
-def put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
-    """Store a tile x at (row0, column0) of a lane's [rows, width], but for what lies beyond its end."""
-    row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
-    mask = (row < rows - row0)[:, None]
-    if not WHOLE:
-        mask = mask & (column < width - column0)[None, :]
-    there = ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
-    tl.store(there, x.to(ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def put_fp8(
-    x,
-    codes_ptr,
-    powers_ptr,
-    wide_ptr,
-    lane,
-    row0,
-    rows,
-    column0,
-    width,
-    segments,
-    WHOLE: tl.constexpr,
-    MANTISSA: tl.constexpr,
-):
-    """Store a tile x, float32 [P, W], in FP8 (ops/fp8): codes uint8 [L, rows, width]; and in BF16 what it does not
-    hold.
-
-    powers: float32, of a lane [segments, ·], where a row of the operand has so many segments of 128; rows here may be
-    parts of it.
-    """
-    COUNT: tl.constexpr = x.shape[1] // 128
-    x = tl.reshape(x, (x.shape[0] * COUNT, 128))
-    codes, powers = shifted(x, MANTISSA)
-    row, segment = tl.arange(0, x.shape[0]) // COUNT, tl.arange(0, x.shape[0]) % COUNT
-    column = segment[:, None] * 128 + tl.arange(0, 128)[None, :]
-    inside = (row < rows - row0)[:, None]
-    if not WHOLE:
-        inside = inside & (column < width - column0)
-    corner, there = (lane * rows + row0) * width + column0, row[:, None] * width + column
-    tl.store(codes_ptr + corner + there, codes.to(tl.uint8), inside)
-    tl.store(wide_ptr + corner + there, x.to(tl.bfloat16), inside & (powers == 0)[:, None])
-    of_row = (width + 127) // 128
-    number, count = (row0 + row) * of_row + column0 // 128 + segment, rows * of_row
-    at = number % segments * (count // segments) + number // segments
-    exists = (row < rows - row0) & (segment * 128 < width - column0)
-    tl.store(powers_ptr + lane * count + at, powers, exists)
