@@ -209,6 +209,8 @@ def _sizes(x: Tensor, columns: bool, call: Call, least: int, ragged: bool) -> tu
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, max(span(call.block, call.rotation, call.codec), least), columns)
     shape |= {"rows": rows, "width": width} if ragged else {}
+    if least and columns:
+        shape["num_warps"] *= 2  # in FP8 a number takes twice the registers, those of what is not held among them
     of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     rotation = {"ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     constants = {"B": call.block, "TILES": of_program} | rotation
