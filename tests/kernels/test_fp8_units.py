@@ -9,7 +9,7 @@ from fp4dse.dse.attention import Attention
 from fp4dse.dse.channels import CHANNEL_NAMES
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.outliers import Clamp, Residual
-from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.stages import Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.gemm import GEMMS
@@ -254,6 +254,16 @@ def test_long_contractions_of_small_results_are_cut_by_their_shape_alone(place):
             assert part == segments or (part * 128 >= place.fp8.PART and tiles * -(-segments // part) <= place.fp8.FULL)
 
 
+def changed(**more):
+    """MXFP4 with other parts."""
+    return msgspec.structs.replace(MX, **more)
+
+
+def recipe(**stages):
+    """MXFP4 with other stages."""
+    return msgspec.structs.replace(Recipe.named("mxfp4"), **stages)
+
+
 ROUNDED = {"mxfp4": [MX, msgspec.structs.replace(MX, rounding=Stochastic())], "hif4": [QUANTIZERS["hif4"]] * 2}
 
 
@@ -277,21 +287,29 @@ def test_quantizers_write_what_is_made_of_their_operands(place, name, kind, colu
             assert torch.equal(factor.cpu(), dec)
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("element", ["e2m1", "int4", "e3m0", "e1m2"])
+def test_tiles_of_blocks_that_are_all_held_are_written_likewise(place, element, columns):
+    """And those on both sides of the window's edge: all rows of a tile have a block that is as far below the others."""
+    codes = torch.tensor(ELEMENTS[element].magnitudes())
+    for block, below in (32, torch.arange(20, 34)), (128, torch.arange(2)):
+        drawn_codes = torch.randint(len(codes), (2, 32 * len(below), 128), generator=torch.Generator().manual_seed(0))
+        x = torch.cat([codes, -codes])[drawn_codes]
+        x[:, :, ::block] = -codes[-1]
+        x[:, :, :block] *= torch.exp2(-below.float()).repeat_interleave(32)[:, None]
+        lanes_of = [changed(element=element, block=block, rounding=r) for r in (Nearest(), Stochastic())]
+        arguments = arguments_for(x.to(torch.bfloat16), lanes_of, columns)
+        expected = fp8.to_fp8(unfused.operand(*arguments)[0], E5M2)
+        wide = (expected[1].powers == 0).unflatten(1, (-1, 32)).flatten(2)
+        assert wide.all(2).any() == (~wide).all(2).any() == (block == 32) or block == 128
+        assert_same_operand(fused.fp8(*to(place.device, arguments), E5M2)[:2], expected)
+
+
 def test_a_rotated_operand_is_written_likewise(place):
     for size in (32, 256):
         arguments = arguments_for(odd_rows(2, 512), [MX] * 2, rotation=size, signs=signs_of(2, size))
         *got, _ = fused.fp8(*to(place.device, arguments), E5M2)
         assert_same_operand(got, fp8.to_fp8(unfused.operand(*arguments)[0], E5M2))
-
-
-def changed(**more):
-    """MXFP4 with other parts."""
-    return msgspec.structs.replace(MX, **more)
-
-
-def recipe(**stages):
-    """MXFP4 with other stages."""
-    return msgspec.structs.replace(Recipe.named("mxfp4"), **stages)
 
 
 LAYERS = {

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from fp4dse.kernels.ops.fp8.triton import exponent_of, higher, shifted
 from fp4dse.kernels.quant.triton.blocks import decoded
-from fp4dse.kernels.quant.triton.numbers import as_float, as_int, eight_bits, inverse_of_power
+from fp4dse.kernels.quant.triton.numbers import as_float, as_int, eight_bits
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def put_blocks(
     exponent, fits = exponent_of(tl.reduce(tops, 1, higher), MANTISSA)
     inverse = tl.broadcast_to(as_float(254 - exponent << 23)[:, None], (COUNT, SHARE))
     scale_8 = scale * tl.reshape(inverse, scale.shape)
-    step = element[0] * inverse_of_power(element[1])
+    step = element[0] * element[1]  # the smallest element
     unsure = tl.where((largest == 0) | (scale_8 * step >= SMALLEST), 0, 1)
     if tl.reduce(unsure, 0, higher) + tl.reduce(tl.where(fits, 0, 1), 0, higher) > 0:
         out = tl.reshape(decoded(x, q, scale), (P, W))
