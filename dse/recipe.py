@@ -14,7 +14,7 @@ from fp4dse.dse.attention import Attention
 from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
-from fp4dse.dse.exactness import fp8_format, product_format
+from fp4dse.dse.exactness import fp8_format, has_factor, product_format
 from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.place import Place
@@ -264,9 +264,11 @@ class Recipe(Part, frozen=True):
         )
 
     def _formats(self, stage: str) -> str:
-        """The formats in which a stage's product may take its operands: that of both, and in FP8 that of each."""
+        """The formats in which a stage's product may take its operands: that of both, and in FP8 that of each, and which
+        have a factor: cuBLAS takes few."""
         quantizers = [self.slot(f"{stage}.{operand}") for operand in STAGES[stage]]
         of_each = [fp8_format(q) or "none" for q in quantizers] if self.gemm == "fp8-exact" else []
+        of_each += [f"factor {n}" for n, q in enumerate(quantizers) if of_each and has_factor(q)]
         return " ".join([product_format(*quantizers), *of_each])
 
     def label(self) -> str:

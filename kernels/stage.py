@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
-from fp4dse.dse.exactness import fp8_formats
+from fp4dse.dse.exactness import fp8_formats, has_factor
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
 from fp4dse.kernels.ops.fp8 import DTYPES
 from fp4dse.kernels.ops.philox import signs
@@ -36,6 +36,7 @@ from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Spectral, ma
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
 from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
+from fp4dse.kernels.quant.operand.state import history
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.channels import by_errors, by_score, in_order, put_back
 
@@ -49,6 +50,7 @@ class Stage(msgspec.Struct):
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
     fp8           operand -> the FP8 that the backend takes it in; empty for those that take none
+    plain_factors operands in FP8 whose decode factor is 1 in all lanes, and so is left out
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
     """
@@ -59,6 +61,7 @@ class Stage(msgspec.Struct):
     gemm: str
     gemm_why_not: tuple[str, ...]
     fp8: dict[str, torch.dtype] = {}
+    plain_factors: frozenset[str] = frozenset()
     choice: Choice | None = None
     held: Stage | None = None
 
@@ -94,7 +97,7 @@ class Stage(msgspec.Struct):
         slot = self.slots[name]
         assert isinstance(slot, Converted)
         use = replace(use, dtype=self.fp8.get(name, self._dtype))
-        return self._as_taken(name, slot.convert(x, use))
+        return self._as_taken(name, slot.convert(x, use), use)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -102,10 +105,13 @@ class Stage(msgspec.Struct):
         gemm = GEMMS[self.gemm]
         return torch.float32 if gemm.whole else gemm.operand
 
-    def _as_taken(self, name: str, operand: Operand) -> Operand:
+    def _as_taken(self, name: str, operand: Operand, use: Use) -> Operand:
         """The operand as the backend takes it."""
         if name in self.fp8:
-            return operand.in_fp8(self.fp8[name])
+            operand = operand.in_fp8(self.fp8[name], partial(history, self.slots[name].state, use))
+            if name in self.plain_factors and len(operand.terms) == 1:
+                operand = operand._replace(terms=[operand.terms[0]._replace(factor=None)])
+            return operand
         return operand.whole() if GEMMS[self.gemm].whole else operand
 
     def _quantized(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
@@ -144,7 +150,7 @@ class Stage(msgspec.Struct):
         use = replace(use, length=length, dtype=self._dtype, fp8=self.fp8.get(name), rotation=rotation)
         if rotation and not self._rotates(name, use):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
-        return self._as_taken(name, slot.quantize(x, use)._replace(part=part))
+        return self._as_taken(name, slot.quantize(x, use)._replace(part=part), use)
 
     def _hot(self, name: str, x: Tensor, use: Use) -> Tensor | None:
         """The channels of x whose errors are multiplied, int64 [L, k]; None for a single channel."""
@@ -340,6 +346,7 @@ def _stage(
     chosen, why_not = pick(str(device), *quantizers, gemm)
     formats: dict[str, torch.dtype] = {}
     if GEMMS[chosen].fp8:
-        found = {operand: fp8_formats(*of) for operand, of in zip(slots, quantizers, strict=True)}
-        formats = {operand: DTYPES[form] for operand, form in found.items() if form is not None}
-    return Stage(name, slots, rotation, chosen, why_not, formats)
+        found = zip(slots, fp8_formats(*quantizers), strict=True)
+        formats = {operand: DTYPES[form] for operand, form in found if form is not None}
+    of_one = (x for x, of in zip(slots, quantizers, strict=True) if not any(map(has_factor, of)))
+    return Stage(name, slots, rotation, chosen, why_not, formats, frozenset(of_one))

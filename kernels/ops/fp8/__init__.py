@@ -1,23 +1,23 @@
-"""Operands in FP8, a byte an element, and their products on FP8 units: exact products, sums of 128 promoted to FP32.
+"""Operands in FP8, a byte an element, and their products on FP8 units, which are exact but for how the unit adds.
 
-    out[l, r, c] = Σ_s (Σ_(k in s) a[l, r, k] · b[l, c, k]) · f_a[l, r, s] · f_b[l, c, s]       s: segments of 128
-
-An operand of few significant bits, element × power of two, is held by FP8 without rounding where the blocks of a
-segment do not differ too much in size. So each segment of a row has a power of two of its own (`Shift.powers`) that
-brings its largest number to the top of FP8:
+An operand of few significant bits, element × power of two, is held by FP8 without rounding where its blocks do not
+differ too much in size. So an operand has one power of two a lane (`Shift.power`), which waits until after the product:
 
     E5M2, at most 3 bits   E2M1 · 2^j for 29 exponents j in a row, -15 ... 13 (`ops.mxfp4.window`)
     E4M3, at most 4 bits   E2M1 · 2^j for 15 of them, -8 ... 6
 
-A segment that spans more is not held, nor is one with NaN, nor one beyond 2^±60 of FP8's own range, so that two powers
-multiply without a loss of bits. Its values are in BF16 (`Shift.wide`), its FP8 values and its power are zeros. It meets
-the other operand in BF16: of each element of the result, segments that FP8 holds on both sides are added first, from
-the first to the last, and then the others, likewise. So nothing is rounded, saturated or NaN that is not so in a BF16
-product. Zeros are held by any power: a block of zeros alone never counts.
+A quantizer sees its operand once and cannot know the largest number before: the power follows from that of the step
+before (`History`), with room above. 128 neighbours of a row, a segment, that have a number outside the window are not
+held, nor is a segment with NaN: FP8 has zeros there, a flag is set, and the values are in BF16 (`Shift.wide`). A tile of
+the result, 128 × 128, whose rows or columns have a flag is computed from BF16 operands along its whole contraction. So
+no product of two numbers is rounded, saturated or NaN that is not so in BF16, and a power that does not fit costs time
+alone.
 
-Hopper's FP8 units add products with 14 bits or so behind the leading one, and so does the sum within a segment; from
-segment to segment sums are FP32. Elements that are FP8 numbers themselves, under FP32 factors of their segments, have
-these in the place of powers.
+The units add products with 14 bits or so behind the leading one, and their sums are promoted to FP32: of 128 numbers
+where the kernel in triton.py multiplies, at cuBLAS's intervals where that does (library.py; `use_fast_accum=False`).
+
+Elements that are FP8 numbers themselves, under FP32 factors of their segments, have these instead: a sum of 128 is
+scaled by its two factors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops import products
-from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished, scaled
+from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
 
 _FP8 = Operation(__name__)
 
@@ -39,59 +39,129 @@ DTYPES = {"e4m3": E4M3, "e5m2": E5M2}
 """By the names of dse/formats.py."""
 BIAS = 127
 MOST = 60
-"""The largest magnitude of a power's exponent."""
+"""The largest magnitude of a power's exponent: two of them multiply without a loss of bits."""
 CARRY = 0x1FFFFF
 """Added to the bits of a float32, it carries into the exponent where the significand is above 1.75: that of both
 formats' largest number."""
+INFINITE = 0x7F800000
+"""The bits of infinity; those of NaN are larger."""
 TOPS = {E4M3: 8, E5M2: 15}
 """Exponent of the largest number."""
+HEADROOM = {E4M3: 1, E5M2: 3}
+"""Binades above the largest number of the step before that are held, too."""
+STEPS = 3
+"""Places of a history: of the step before, of this one, and of the next, which is made empty meanwhile."""
+
+
+class History(NamedTuple):
+    """The largest exponents of an operand, step by step. A step reads what the one before wrote, so that programs that
+    write it need not wait for each other.
+
+    tops      int32 [L, 3], in place t mod 3 that of step t as `top_of` has it, 0 where there is none
+    step      int64 scalar
+    training  this step is written; else the largest of all places is read
+    """
+
+    tops: Tensor
+    step: Tensor
+    training: bool
+
+    def power(self, dtype: torch.dtype) -> Tensor:
+        """The power of two of an operand in this step, float32 [L]."""
+        top = self.tops.gather(1, self._place(-1))[:, 0] if self.training else self.tops.amax(1)
+        return power_of(top, dtype, HEADROOM[dtype])
+
+    def write(self, top: Tensor) -> None:
+        """Take note of the largest exponents of this step's operand, int32 [L]."""
+        if self.training:
+            self.tops.scatter_reduce_(1, self._place(0), top[:, None], "amax")
+            self.tops.scatter_(1, self._place(1), 0)
+
+    def _place(self, later: int) -> Tensor:
+        return ((self.step + later) % STEPS).expand(len(self.tops), 1)
 
 
 class Shift(NamedTuple):
     """The rest of an operand whose values are FP8.
 
-    powers  float32 [L, R, ⌈C / 128⌉], a power of two for each segment; 0 where the segment is in `wide`
-    wide    bfloat16 [L, R, C], the values of these segments; elsewhere anything
+    power  float32 [L], a power of two
+    flags  uint8 [L, R, ⌈C / 128⌉], 1 where a segment is in `wide`
+    notes  int32 [L, n], not zero somewhere if the lane has a flag
+    wide   bfloat16 [L, R, C], the values of these segments; elsewhere anything
     """
 
-    powers: Tensor
+    power: Tensor
+    flags: Tensor
+    notes: Tensor
     wide: Tensor
 
     def decoded(self, values: Tensor) -> Tensor:
         """The numbers that FP8 values [L, R, C] stand for, float32."""
-        powers = self.powers.repeat_interleave(SEGMENT, 2)[:, :, : values.shape[2]]
-        return torch.where(powers == 0, self.wide.to(torch.float32), values.to(torch.float32) * powers)
+        is_wide = self.flags.repeat_interleave(SEGMENT, 2)[:, :, : values.shape[2]] > 0
+        return torch.where(is_wide, self.wide.to(torch.float32), values.to(torch.float32) * self.power[:, None, None])
 
 
 class Fp8(NamedTuple):
-    """An operand: values [L, R, C], E4M3 or E5M2; with powers of two of its segments, or with float32 factors of them
-    [L, R, C / 128], or as it is. The last segment may be shorter than others."""
+    """An operand: values [L, R, C], E4M3 or E5M2; with a shift, or with float32 factors of its segments
+    [L, R, C / 128], or as it is. With a shift the last segment may be shorter than others."""
 
     values: Tensor
     shift: Shift | None = None
     factor: Tensor | None = None
 
+    def decoded(self) -> Tensor:
+        """Its numbers without factors, float32."""
+        return self.values.to(torch.float32) if self.shift is None else self.shift.decoded(self.values)
 
-def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Shift]:
+
+def top_of(x: Tensor) -> Tensor:
+    """The biased exponent of the largest finite number of each lane of x [L, …], int32 [L]; of the next binade where
+    that is above 1.75 times its own. 0 for zeros."""
+    bits = x.to(torch.float32).abs().flatten(1).view(torch.int32)
+    return (torch.where(bits < INFINITE, bits, 0).amax(1) + CARRY) >> 23
+
+
+def power_of(top: Tensor, dtype: torch.dtype, room: int = 0) -> Tensor:
+    """The power of two that brings numbers of this largest exponent `room` binades below the top of FP8, float32; 1
+    where the exponent is not known. top: int32, any shape, as `top_of` has it."""
+    exponents = torch.where(top > 0, top - TOPS[dtype] + room, BIAS)
+    return (torch.clamp(exponents, BIAS - MOST, BIAS + MOST) << 23).view(torch.float32)
+
+
+def to_fp8(x: Tensor, dtype: torch.dtype, history: History | None = None) -> tuple[Tensor, Shift]:
     """x, float32 or bfloat16 [L, R, C], numbers that BF16 holds, as values of this dtype, E4M3 or E5M2, contracted last
-    in memory, and their shift."""
+    in memory, and their shift: that of its history, else of its own largest number."""
+    if x.numel() == 0:
+        top = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+    else:
+        top = top_of(x)
+    power = power_of(top, dtype) if history is None else history.power(dtype)
+    if history is not None:
+        history.write(top)
+    return split(x, dtype, power)
+
+
+def split(x: Tensor, dtype: torch.dtype, power: Tensor) -> tuple[Tensor, Shift]:
+    """`to_fp8` under these powers, float32 [L]."""
     if kernels := _FP8.kernels(x):
-        return kernels.to_fp8(x, dtype)
-    padded = F.pad(x.to(torch.float32), (0, -x.shape[2] % SEGMENT)).unflatten(2, (-1, SEGMENT))
-    exact, largest = padded.to(torch.float64), padded.abs().view(torch.int32).amax(3)
-    exponents = torch.clamp((largest + CARRY >> 23) - TOPS[dtype], BIAS - MOST, BIAS + MOST)
-    powers = (exponents << 23).view(torch.float32)
-    values = (exact / powers.to(torch.float64)[..., None]).to(torch.float32).to(dtype)
-    held = (values.to(torch.float64) * powers[..., None] == exact).all(3)
+        return kernels.split(x, dtype, power)
+    padded = F.pad(x.to(torch.float32), (0, -x.shape[2] % SEGMENT)).unflatten(2, (-1, SEGMENT)).to(torch.float64)
+    unit = power.to(torch.float64)[:, None, None, None]
+    values = (padded / unit).to(torch.float32).to(dtype)
+    held = ((values.to(torch.float64) * unit == padded) & padded.isfinite()).all(3)
     values = torch.where(held[..., None], values.to(torch.float32), 0.0).to(dtype).flatten(2)
-    return values[:, :, : x.shape[2]].contiguous(), Shift(torch.where(held, powers, 0.0), x.to(torch.bfloat16))
+    flags = (~held).to(torch.uint8)
+    notes = flags.flatten(1).any(1, keepdim=True).to(torch.int32)
+    return values[:, :, : x.shape[2]].contiguous(), Shift(power, flags, notes, x.to(torch.bfloat16))
 
 
-def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Shift]:
-    """Room for an operand of this shape [L, R, C] beside a tensor; powers of a segment's rows lie side by side."""
+def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype, programs: int) -> tuple[Tensor, Shift]:
+    """Room for an operand of this shape [L, R, C] beside a tensor, with so many notes."""
     lanes, rows, length = shape
-    powers = like.new_empty(lanes, segments_of(length), rows, dtype=torch.float32)
-    return like.new_empty(shape, dtype=dtype), Shift(powers.mT, like.new_empty(shape, dtype=torch.bfloat16))
+    power = like.new_empty(lanes, dtype=torch.float32)
+    flags = like.new_empty(lanes, rows, segments_of(length), dtype=torch.uint8)
+    notes = like.new_empty(lanes, programs, dtype=torch.int32)
+    return like.new_empty(shape, dtype=dtype), Shift(power, flags, notes, like.new_empty(shape, dtype=torch.bfloat16))
 
 
 def multiply(
@@ -104,33 +174,12 @@ def multiply(
     """
     if kernels := _FP8.kernels(a.values):
         return kernels.multiply(a, b, finish, count, contracted)
-    out = torch.zeros(*a.values.shape[:2], b.values.shape[1], device=a.values.device)
-    for part in _sums(a, b):
-        out += part
-    return finished(out, finish)
+    if a.factor is None and b.factor is None:
+        return products.multiply(a.decoded(), b.decoded(), finish=finish)
+    sums = products.in_segments(a.decoded(), b.decoded(), a.factor, b.factor, products.multiply)
+    return finished(sums, finish)
 
 
 def segments_of(length: int) -> int:
     """The number of segments of a contraction."""
     return -(-length // SEGMENT)
-
-
-def _sums(a: Fp8, b: Fp8) -> list[Tensor]:
-    """Partial sums [L, R, S], scaled: of each segment what FP8 holds on both sides, then of each the rest."""
-    held, others = [], []
-    exact = [x.values.to(torch.float32) if x.shift is None else x.shift.decoded(x.values) for x in (a, b)]
-    for number in range(segments_of(a.values.shape[2])):
-        along = slice(number * SEGMENT, (number + 1) * SEGMENT)
-        wide = _is_wide(a, number)[:, :, None] | _is_wide(b, number)[:, None, :]
-        factors = [None if x.factor is None else x.factor[:, :, number] for x in (a, b)]
-        part = scaled(products.multiply(exact[0][:, :, along], exact[1][:, :, along]), *factors)
-        held.append(torch.where(wide, 0.0, part))
-        others.append(torch.where(wide, part, 0.0))
-    return [*held, *others]
-
-
-def _is_wide(x: Fp8, number: int) -> Tensor:
-    """True for rows whose segment of this number FP8 does not hold, bool [L, R]."""
-    if x.shift is None:
-        return torch.zeros(x.values.shape[:2], dtype=torch.bool, device=x.values.device)
-    return x.shift.powers[:, :, number] == 0

@@ -18,6 +18,7 @@ from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.counters import count, largest_element
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.records import SavedBlocks, Stored, Term, Use
+from fp4dse.kernels.quant.operand.state import history
 from fp4dse.kernels.quant.operand.stored import stored
 from fp4dse.kernels.quant.packed import pack
 from fp4dse.kernels.quant.spec import reference
@@ -117,7 +118,8 @@ def _counted(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 def written(of: LaneQuantizers, x: Tensor, columns: bool, call: Call, use: Use) -> Term:
     """The term that the backend's kernel of whole operands makes of x, in FP8 where the product takes that."""
     if use.fp8 is not None and of.backend.fp8:
-        values, shift, factor = of.backend.fp8(x, columns, call, use.fp8)
+        with history(of.state, use, use.term) as known:
+            values, shift, factor = of.backend.fp8(x, columns, call, use.fp8, known)
         return Term(values, factor, shift)
     assert of.backend.operand
     return Term(*of.backend.operand(x, columns, call, use.dtype))

@@ -6,13 +6,15 @@ A quantized operand [L, rows, contraction] is a sum of terms, values · factor. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import Shift, to_fp8
+from fp4dse.kernels.ops.fp8 import History, Shift, to_fp8
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
 from fp4dse.kernels.quant.operand.low_rank import Part
 from fp4dse.kernels.quant.spec.channels import put_back
@@ -136,12 +138,13 @@ class Term(NamedTuple):
         return values * self.factor.view(len(values), -1, 1)
 
 
-def _in_fp8(term: Term, dtype: torch.dtype) -> Term:
+def _in_fp8(term: Term, dtype: torch.dtype, history: AbstractContextManager[History]) -> Term:
     if term.values.dtype == dtype:
         return term
     if term.factor is not None and term.factor.ndim == 3:  # of elements that are FP8 numbers themselves
         return term._replace(values=term.values.to(dtype))
-    values, shift = to_fp8(term.values, dtype)
+    with history as known:
+        values, shift = to_fp8(term.values, dtype, known)
     return term._replace(values=values, shift=shift)
 
 
@@ -219,9 +222,11 @@ class Operand(NamedTuple):
         """`decoded`, and what clamping cut off."""
         return self.decoded() if self.rest is None else self.decoded() + self.rest
 
-    def in_fp8(self, dtype: torch.dtype) -> Operand:
-        """The same with terms in this FP8, which holds all numbers but for their powers of two."""
-        return self._replace(terms=[_in_fp8(term, dtype) for term in self.terms])
+    def in_fp8(self, dtype: torch.dtype, history: Callable[[int], AbstractContextManager[History]]) -> Operand:
+        """The same with terms in this FP8, which holds all numbers but for their powers of two. history: that of the
+        term with this number."""
+        terms = [_in_fp8(term, dtype, history(number)) for number, term in enumerate(self.terms)]
+        return self._replace(terms=terms)
 
     def whole(self) -> Operand:
         """The same with a single term that has no factor."""

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import segments_of
-from fp4dse.kernels.ops.fp8.triton import MANTISSA
+from fp4dse.kernels.ops.fp8 import History, Shift, empty
+from fp4dse.kernels.ops.fp8.shifting import MANTISSA
 from fp4dse.kernels.ops.launching import OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.ops.products import SEGMENT
@@ -140,35 +140,63 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
     return partial.amax(1)
 
 
-def launch(
-    x: Tensor,
-    columns: bool,
-    call: Call,
-    outputs: tuple[Tensor, Tensor | None, Tensor],
-    wide: Tensor | None = None,
-) -> None:
-    """Write the operand x [L, R, C] into outputs, (out, None, dec) or (codes, scales, dec); see `operators.operand`. Or
-    of FP8 (values, powers [L, C / 128, R], dec), and what it does not hold into `wide`; see `operators.fp8`.
+def launch(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | None, Tensor]) -> None:
+    """Write the operand x [L, R, C] into outputs, (out, None, dec) or (codes, scales, dec); see `operators.operand`.
 
     call: with the maxima where some lane has a tensor scale, and signs for each lane.
     """
     out, scales, dec = outputs
-    mantissa = 0 if wide is None else MANTISSA[out.dtype]
-    length = x.shape[1 if columns else 2]
-    is_ragged = mantissa > 0 and not columns and length % SEGMENT > 0
-    sizes, programs = _sizes(x, columns, call, SEGMENT if mantissa else 0, is_ragged)
-    out = out.view(torch.uint8) if mantissa else out
+    sizes, programs = _sizes(x, columns, call)
+    _launch(x, columns, call, (out, scales, None, None, None, None, dec), sizes, programs, {"FP8": 0, "TRAINING": False})
+
+
+def launch_fp8(
+    x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History
+) -> tuple[Tensor, Shift, Tensor]:
+    """Values, shift and decode factors of the operand x [L, R, C]; see `operators.fp8`. call: as in `launch`."""
+    shape = x.mT.shape if columns else x.shape
+    sizes, programs = _sizes_of_fp8(x, columns, call)
+    values, shift = empty(x, shape, dtype, programs)
+    dec = x.new_empty(len(x), dtype=torch.float32)
+    outputs = values.view(torch.uint8), shift.flags, shift.wide, shift.power, history.tops, shift.notes, dec
+    constants = {"FP8": MANTISSA[dtype], "TRAINING": history.training}
+    _launch(x, columns, call, outputs, sizes, programs, constants)
+    return values, shift, dec
+
+
+def programs_of_fp8(x: Tensor, columns: bool, call: Call) -> int:
+    """The number of programs that write the operand in FP8, and so of their notes a lane."""
+    return _sizes_of_fp8(x, columns, call)[1]
+
+
+def _sizes_of_fp8(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:
+    """`_sizes`, where tiles are of whole segments, and whether rows end with a part of one."""
+    is_ragged = not columns and x.shape[2] % SEGMENT > 0
+    sizes, programs = _sizes(x, columns, call, SEGMENT, is_ragged)
+    return sizes | {"RAGGED": is_ragged}, programs
+
+
+def _launch(
+    x: Tensor,
+    columns: bool,
+    call: Call,
+    outputs: tuple[Tensor | None, ...],
+    sizes: dict[str, Any],
+    programs: int,
+    constants: dict[str, Any],
+) -> None:
+    """Run the kernel of one operand. outputs: its pointers, in its order."""
+    dec = outputs[-1]
     amax = dec if call.tensor_amax is None else call.tensor_amax
     x = together(x)
     apart = x.stride(0) - x[0].numel()
+    rows, width = sizes.pop("rows"), sizes.pop("width")
     tables = call.floats, call.ints, amax, call.site
-    rows, width, segments = sizes.pop("rows"), sizes.pop("width"), segments_of(length)
-    pointers = x, call.signs, out, scales, wide, dec, *tables, rows, width, apart, segments
     stream = STREAMS["scales" if call.codec == "eden" else "rounding"]  # its elements are never random
-    constants = sizes | {"COLUMNS": columns, "CODEC": call.codec, "PAIRS": pairs(x, columns, call.rotation)}
-    constants |= {"LARGE": is_large(x[0].numel()), "FP8": mantissa, "RAGGED": is_ragged}
-    tail = call.seeds, call.step, stream
-    quantize_kernel[launch_grid(programs, len(x))](*pointers, *tail, **constants, enable_fp_fusion=False)
+    arguments = x, call.signs, *outputs, *tables, rows, width, apart, call.seeds, call.step, stream
+    constants = {"RAGGED": False, "COLUMNS": columns, "CODEC": call.codec} | constants | sizes
+    constants |= {"PAIRS": pairs(x, columns, call.rotation), "LARGE": is_large(x[0].numel())}
+    quantize_kernel[launch_grid(programs, len(x))](*arguments, **constants, enable_fp_fusion=False)
 
 
 def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Tensor]]) -> None:
@@ -203,7 +231,9 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     both_kernel[programs](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, call: Call, least: int, ragged: bool) -> tuple[dict[str, Any], int]:
+def _sizes(
+    x: Tensor, columns: bool, call: Call, least: int = 0, ragged: bool = False
+) -> tuple[dict[str, Any], int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes. least: neighbours along the
     contraction that belong together, at least. ragged: a row ends with fewer of them."""
     _, rows, width = (x.mT if columns else x).shape

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 from fp4dse.kernels.quant.triton.blocks import numbers_of
+from fp4dse.kernels.quant.triton.eights import exponent_now, write_top
+from fp4dse.kernels.quant.triton.numbers import as_float
 from fp4dse.kernels.quant.triton.tiles import rotated, tile, write
 
 
@@ -24,6 +26,9 @@ def _operand(
     out_ptr,
     scales_ptr,
     wide_ptr,
+    power_ptr,
+    tops_ptr,
+    note_ptr,
     dec_ptr,
     floats_ptr,
     ints_ptr,
@@ -31,7 +36,6 @@ def _operand(
     site,
     rows,
     width,
-    segments,
     seeds_ptr,
     step_ptr,
     stream,
@@ -50,11 +54,13 @@ def _operand(
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
     FP8: tl.constexpr,
+    TRAINING: tl.constexpr,
 ):
     """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
     first: whether this is the lane's first program, which writes the decode factor. Rows go from the end to the start:
-    what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed.
+    what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed. FP8,
+    TRAINING: as in `quantize_kernel`; note_ptr: where the program notes that it set a flag.
     """
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
     x_ptr += lane * rows * width
@@ -64,19 +70,25 @@ def _operand(
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
     if first:
         tl.store(dec_ptr + lane, numbers[6])
+    exponent, known, top, missed = 0, 0, 0, 0
+    if FP8 > 0:
+        exponent, known = exponent_now(tops_ptr, lane, step_ptr, FP8, TRAINING)
+        top, missed = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+        if first:
+            tl.store(power_ptr + lane, as_float(exponent << 23))
     if COLUMNS:
         for n in range(TILES):
             place = row0, rows, column0 + n * TILE_COLUMNS, width
             x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE, PAIRS)
             x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            write(
+            found = write(
                 x,
                 out_ptr,
                 scales_ptr,
                 wide_ptr,
                 lane,
                 *place,
-                segments,
+                exponent,
                 numbers,
                 B,
                 WHOLE,
@@ -88,6 +100,8 @@ def _operand(
                 CODEC,
                 FP8,
             )
+            if FP8 > 0:
+                top, missed = tl.maximum(top, found[0]), tl.maximum(missed, found[1])
     else:
         for n in range(TILES):
             place = row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
@@ -95,14 +109,14 @@ def _operand(
             at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
             x = tile(x_ptr, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
-            write(
+            found = write(
                 x_rotated,
                 out_ptr,
                 scales_ptr,
                 wide_ptr,
                 lane,
                 *place,
-                segments,
+                exponent,
                 numbers,
                 B,
                 WHOLE,
@@ -114,6 +128,12 @@ def _operand(
                 CODEC,
                 FP8,
             )
+            if FP8 > 0:
+                top, missed = tl.maximum(top, found[0]), tl.maximum(missed, found[1])
+    if FP8 > 0:
+        tl.store(note_ptr, missed)
+        if TRAINING:
+            write_top(top, known, first, tops_ptr, lane, step_ptr)
 
 
 @triton.jit
@@ -127,13 +147,16 @@ def corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, 
     return row0, column0
 
 
-@triton.jit(do_not_specialize=["site", "stream", "segments"])
+@triton.jit(do_not_specialize=["site", "stream"])
 def quantize_kernel(
     x_ptr,
     signs_ptr,
     out_ptr,
     scales_ptr,
     wide_ptr,
+    power_ptr,
+    tops_ptr,
+    notes_ptr,
     dec_ptr,
     floats_ptr,
     ints_ptr,
@@ -142,7 +165,6 @@ def quantize_kernel(
     rows,
     width,
     apart,
-    segments,
     seeds_ptr,
     step_ptr,
     stream,
@@ -160,12 +182,12 @@ def quantize_kernel(
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
     FP8: tl.constexpr,
+    TRAINING: tl.constexpr,
     RAGGED: tl.constexpr,
     LARGE: tl.constexpr,
 ):
-    """One operand of x. apart: numbers that lie between the lanes of x. segments,
-    FP8: as in `put_fp8`, FP8 the bits of its mantissa, 0 for other operands.
-    RAGGED: rows are not whole tiles. LARGE: see grids.py."""
+    """One operand of x. apart: numbers that lie between the lanes of x. FP8: the bits of its mantissa, 0 for other
+    operands. TRAINING: its history is written. RAGGED: rows are not whole tiles. LARGE: see grids.py."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     if LARGE:
         program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
@@ -177,8 +199,11 @@ def quantize_kernel(
     HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
     row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), ACROSS)
     start = lane, program == 0, row0, column0
-    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, wide_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
-    rest = site, rows, width, segments, seeds_ptr, step_ptr, stream
+    note_ptr = notes_ptr
+    if FP8 > 0:
+        note_ptr += lane * tl.num_programs(0) + tl.program_id(0)
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, wide_ptr, power_ptr, tops_ptr, note_ptr, dec_ptr
+    rest = floats_ptr, ints_ptr, amax_ptr, site, rows, width, seeds_ptr, step_ptr, stream
     _operand(
         *start,
         *pointers,
@@ -198,6 +223,7 @@ def quantize_kernel(
         UNUSUAL,
         CODEC,
         FP8,
+        TRAINING,
     )
 
 
@@ -260,9 +286,10 @@ def both_kernel(
     lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
     row0, column0 = row * HEIGHT, column * WIDTH
     first = row + column == 0
-    rest = 0, seeds_ptr, step_ptr, stream  # no segments
-    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, None, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
-    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, None, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
+    rest = seeds_ptr, step_ptr, stream
+    no_fp8 = None, None, None, None
+    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, *no_fp8, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
+    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, *no_fp8, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
     _operand(
         lane,
         first,
@@ -288,6 +315,7 @@ def both_kernel(
         UNUSUAL_1,
         "block",
         0,
+        False,
     )
     _operand(
         lane,
@@ -314,4 +342,5 @@ def both_kernel(
         UNUSUAL_2,
         "block",
         0,
+        False,
     )

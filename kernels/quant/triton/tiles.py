@@ -130,7 +130,7 @@ def write(
     rows,
     column0,
     width,
-    segments,
+    exponent,
     numbers,
     B: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -145,8 +145,10 @@ def write(
     """Quantize a tile x, float32 [P, W] or words as `tile` gives them, of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B], for the general codec; or, with FP8, as in eights.py. WHOLE: no column of the tile lies beyond
+    [L, rows, width / B], for the general codec; or, with FP8, codes and flags as in eights.py, under the power of this
+    exponent. WHOLE: no column of the tile lies beyond
     the width. HELD: as in `quantized`. CODEC: one of limits.CODECS.
+    Returns what `put_fp8` does.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
     P: tl.constexpr = x.shape[0] * (2 if PAIRS and COLUMNS else 1)
@@ -155,6 +157,7 @@ def write(
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
     chunk = tl.reshape(chunk, (P * W // 16,)).to(tl.int32)
+    top, missed = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     BY_BLOCKS: tl.constexpr = FP8 > 0 and CODEC == "block" and B <= 128
     NEAREST: tl.constexpr = FP8 == 0 and scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
     if NEAREST:
@@ -162,8 +165,8 @@ def write(
     elif CODEC == "block":
         q, scale = quantized(blocks, amax, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
         if BY_BLOCKS:
-            pointers, place = (out_ptr, scales_ptr, wide_ptr), (lane, row0, rows, column0, width, segments)
-            put_blocks(q, scale, blocks, *pointers, *place, numbers[2], W, WHOLE, FP8)
+            pointers, place = (out_ptr, scales_ptr, wide_ptr), (lane, row0, rows, column0, width, exponent)
+            top, missed = put_blocks(q, scale, blocks, *pointers, *place, numbers[2], W, WHOLE, FP8)
         elif FP8 > 0 or scales_ptr is None:
             out = decoded(blocks, q, scale)
     else:
@@ -172,7 +175,8 @@ def write(
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     if FP8 > 0 and not BY_BLOCKS:
         out = tl.reshape(out, (P, W))
-        put_fp8(out, out_ptr, scales_ptr, wide_ptr, lane, row0, rows, column0, width, segments, WHOLE, FP8)
+        place = lane, row0, rows, column0, width, exponent
+        top, missed = put_fp8(out, out_ptr, scales_ptr, wide_ptr, *place, WHOLE, FP8)
     elif FP8 == 0 and scales_ptr is None:
         put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
     elif FP8 == 0:
@@ -186,3 +190,4 @@ def write(
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
         codes = tl.reshape(codes, (P, W // OF_ONE))
         put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
+    return top, missed
