@@ -489,6 +489,7 @@ WITH_MORE = {
     "kernels/ops/attention/kernels.py:_outputs": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_keys": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_queries": _HELPER,
+    "kernels/ops/fp8/wide.py:_exact": _HELPER,
     "kernels/ops/products/triton.py:finish_tile": _HELPER,
     "kernels/quant/triton/blocks.py:_encoded": _HELPER,
     "kernels/quant/triton/programs.py:_operand": _HELPER,

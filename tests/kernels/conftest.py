@@ -69,11 +69,10 @@ def place(request):
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        for module in ("eights", "fp8", "max_abs", "mxfp4"):
+        for module in ("eights", "fp8", "max_abs", "mxfp4", "shifting", "wide"):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
         patch.setattr(modules["eights"], "eight_bits", _eight_bits)
-        for name, twin in (("upward", _upward), ("unknown", _same)):
-            patch.setattr(modules["fp8"], name, twin)
+        patch.setattr(modules["shifting"], "upward", _upward)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)

@@ -23,8 +23,9 @@ def higher(a, b):
 
 @triton.jit
 def top_of(bits):
-    """`fp8.top_of` of numbers whose magnitudes have these bits, int32 [n]."""
-    return tl.reduce(tl.where(bits < _INFINITE, bits, 0), 0, higher) + _CARRY >> 23
+    """`fp8.top_of` of numbers whose magnitudes have these bits, int32 [n, m]."""
+    finite = tl.where(bits < _INFINITE, bits, 0)
+    return tl.reduce(tl.reduce(finite, 1, higher), 0, higher) + _CARRY >> 23
 
 
 @triton.jit
@@ -44,20 +45,19 @@ def limit_of(exponent, MANTISSA: tl.constexpr):
 
 @triton.jit
 def shifted(x, exponent, MANTISSA: tl.constexpr):
-    """Segments x, float32 [n, 128], as codes of FP8, int32; flags of those that are not held, int32 [n], whose codes are
-    zeros; and the bits of the largest magnitudes [n].
+    """Segments x, float32 [n, 128], as codes of FP8, int32; and flags of those that are not held, int32 [n], whose codes
+    are zeros.
 
     Scaled so that FP8's subnormal numbers are float32's, codes are the upper bits, and what is not held has others.
     """
     UNIT: tl.constexpr = 2.0**-112 if MANTISSA == 2 else 2.0**-120
     LOWER: tl.constexpr = (1 << 23 - MANTISSA) - 1
     magnitude = as_int(x) & 0x7FFFFFFF
-    largest = tl.reduce(magnitude, 1, higher)
     scaled = as_int(upward(upward(as_float(magnitude), as_float(254 - exponent << 23)), UNIT))
-    fits = largest <= limit_of(exponent, MANTISSA)
+    fits = tl.reduce(magnitude, 1, higher) <= limit_of(exponent, MANTISSA)
     held = (tl.reduce(scaled & LOWER, 1, higher) == 0) & fits
     codes = scaled >> 23 - MANTISSA | (as_int(x) >> 24 & 0x80)
-    return tl.where(held[:, None], codes, 0), tl.where(held, 0, 1), largest
+    return tl.where(held[:, None], codes, 0), tl.where(held, 0, 1)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.fp8 import Fp8, Shift, empty, library, segments_of
-from fp4dse.kernels.ops.fp8.shifting import MANTISSA, shifted
+from fp4dse.kernels.ops.fp8.shifting import MANTISSA, higher, shifted
 from fp4dse.kernels.ops.fp8.wide import widen
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import ALIGNED, AS_IT_IS, SEGMENT, Finish, finished
@@ -57,12 +57,12 @@ def _split_kernel(
     along = number * _SEGMENT + tl.arange(0, _SEGMENT)
     inside = (row < rows)[:, None] & (along < length)[None, :]
     x = tl.load(x_ptr + lane * x_lane + row[:, None] * x_row + along.to(tl.int64)[None, :] * x_along, inside, 0.0)
-    codes, flags, _ = shifted(x.to(tl.float32), as_int(tl.load(power_ptr + lane)) >> 23, MANTISSA)
+    codes, flags = shifted(x.to(tl.float32), as_int(tl.load(power_ptr + lane)) >> 23, MANTISSA)
     at = (lane * rows + row)[:, None] * length + along[None, :]
     tl.store(values_ptr + at, codes.to(tl.uint8), inside)
     tl.store(wide_ptr + at, x.to(tl.bfloat16), inside & (flags > 0)[:, None])
     tl.store(flags_ptr + (lane * rows + row) * segments + number, flags.to(tl.uint8), row < rows)
-    tl.store(notes_ptr + lane * tl.num_programs(0) + tl.program_id(0), tl.max(flags, 0))
+    tl.store(notes_ptr + lane * tl.num_programs(0) + tl.program_id(0), tl.reduce(flags, 0, higher))
 
 
 @triton.jit

@@ -89,7 +89,7 @@ def put_blocks(
         codes = tl.reshape(eight_bits(decoded(x, q, scale_8), MANTISSA), (P, W))
         put(codes, codes_ptr, lane, row0, rows, column0, width, WHOLE)
         put_flags(tl.full((P * W // 128,), 0, tl.int32), flags_ptr, lane, row0, rows, column0, width, W)
-        top, missed = top_of(tops), tl.full((), 0, tl.int32)
+        top, missed = top_of(tops[:, None]), tl.full((), 0, tl.int32)
     return top, missed
 
 
@@ -123,7 +123,7 @@ def put_fp8(
     P: tl.constexpr = x.shape[0]
     W: tl.constexpr = x.shape[1]
     COUNT: tl.constexpr = P * W // 128
-    codes, flags, largest = shifted(tl.reshape(x, (COUNT, 128)), exponent, MANTISSA)
+    codes, flags = shifted(tl.reshape(x, (COUNT, 128)), exponent, MANTISSA)
     put(tl.reshape(codes, (P, W)), codes_ptr, lane, row0, rows, column0, width, WHOLE)
     is_wide = tl.reshape(tl.broadcast_to((flags > 0)[:, None], (COUNT, 128)), (P, W))
     row, column = tl.arange(0, P), tl.arange(0, W)
@@ -131,4 +131,4 @@ def put_fp8(
     there = wide_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
     tl.store(there, x.to(tl.bfloat16), is_wide)
     put_flags(flags, flags_ptr, lane, row0, rows, column0, width, W)
-    return top_of(largest), tl.reduce(flags, 0, higher)
+    return top_of(as_int(x) & 0x7FFFFFFF), tl.reduce(flags, 0, higher)

@@ -28,7 +28,7 @@ def _operand(
     wide_ptr,
     power_ptr,
     tops_ptr,
-    note_ptr,
+    notes_ptr,
     dec_ptr,
     floats_ptr,
     ints_ptr,
@@ -60,7 +60,7 @@ def _operand(
 
     first: whether this is the lane's first program, which writes the decode factor. Rows go from the end to the start:
     what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed. FP8,
-    TRAINING: as in `quantize_kernel`; note_ptr: where the program notes that it set a flag.
+    TRAINING: as in `quantize_kernel`; notes: of all programs, whether one set a flag.
     """
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
     x_ptr += lane * rows * width
@@ -131,7 +131,7 @@ def _operand(
             if FP8 > 0:
                 top, missed = tl.maximum(top, found[0]), tl.maximum(missed, found[1])
     if FP8 > 0:
-        tl.store(note_ptr, missed)
+        tl.store(notes_ptr + lane * tl.num_programs(0) + tl.program_id(0), missed)
         if TRAINING:
             write_top(top, known, first, tops_ptr, lane, step_ptr)
 
@@ -199,10 +199,7 @@ def quantize_kernel(
     HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
     row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), ACROSS)
     start = lane, program == 0, row0, column0
-    note_ptr = notes_ptr
-    if FP8 > 0:
-        note_ptr += lane * tl.num_programs(0) + tl.program_id(0)
-    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, wide_ptr, power_ptr, tops_ptr, note_ptr, dec_ptr
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, wide_ptr, power_ptr, tops_ptr, notes_ptr, dec_ptr
     rest = floats_ptr, ints_ptr, amax_ptr, site, rows, width, seeds_ptr, step_ptr, stream
     _operand(
         *start,
