@@ -264,8 +264,8 @@ class Recipe(Part, frozen=True):
         )
 
     def _formats(self, stage: str) -> str:
-        """The formats in which a stage's product may take its operands: that of both, and in FP8 that of each, and which
-        have a factor: cuBLAS takes few."""
+        """The formats in which a stage's product may take its operands: that of both, and in FP8 that of each, and
+        which have a factor: these take other ways."""
         quantizers = [self.slot(f"{stage}.{operand}") for operand in STAGES[stage]]
         of_each = [fp8_format(q) or "none" for q in quantizers] if self.gemm == "fp8-exact" else []
         of_each += [f"factor {n}" for n, q in enumerate(quantizers) if of_each and has_factor(q)]

@@ -9,9 +9,10 @@ is the chip's:
     bf16-exact     operands of at most 8 bits in BF16
     tf32-exact     operands of at most 11 bits in TF32
     fp32           any operand, on any device
-    fp8-exact      operands of at most 3 bits in E5M2, or of 4 in E4M3, with a power of two for each 128 numbers of a
-                   row; what these do not hold meets the other operand in BF16 (ops/fp8). Hopper adds the products of
-                   128 numbers in fewer than 24 bits, relative error 1e-4, and all else is FP32. Only on request
+    fp8-exact      operands of at most 3 bits in E5M2, or of 4 in E4M3, under a power of two for the lane; tiles of the
+                   result whose operands these do not hold are BF16's (ops/fp8). Hopper adds FP8 products in fewer than
+                   24 bits, relative error 1e-4, and promotes their sums to FP32: after 128 numbers, or where cuBLAS
+                   does so. Only on request
     bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as in most
                    simulations. Only on request
 
@@ -45,7 +46,7 @@ from fp4dse.dse.exactness import (
 from fp4dse.kernels.dispatch import by_device, why_not_capable, why_not_fused
 from fp4dse.kernels.ops import fp8
 from fp4dse.kernels.ops.grouped import grouped, grouped_in_segments
-from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, bf16, finished, in_segments, multiply
+from fp4dse.kernels.ops.products import AS_IT_IS, Finish, bf16, finished, in_segments, multiply
 
 
 class Run(Protocol):
@@ -60,8 +61,8 @@ class Gemm(msgspec.Struct, frozen=True):
     run       (a, b, finish) -> [L, R, S]; a, b: float32 or `operand`
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
     operand   the dtype that `run` converts operands to: a quantizer may write it directly
-    sums      numbers that the unit adds in fewer bits than FP32 has, before they are added in FP32; 0: none
-    fp8       operands come in FP8, each 128 numbers of a row under a power of two (ops/fp8); `run` makes it of others
+    sums      how the unit's sums of fewer bits than FP32 become FP32, a word for rows; "": it has none
+    fp8       operands come in FP8, under a power of two for a lane (ops/fp8); `run` makes it of others
     whole     operands come decoded with all their factors, not as element × block scale alone
     fp32      products of FP32 numbers in the kernel that scales partial sums, `ieee` or `tf32`; None: by `run` alone
     """
@@ -69,7 +70,7 @@ class Gemm(msgspec.Struct, frozen=True):
     run: Run
     why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
     operand: torch.dtype = torch.float32
-    sums: int = 0
+    sums: str = ""
     fp8: bool = False
     whole: bool = False
     fp32: str | None = None
@@ -93,7 +94,8 @@ def pick(
 
 
 def name_with_sums(name: str) -> str:
-    """The name of a backend in rows, with how it adds: `fp8-exact/128`, 128 products at a time in the unit's bits."""
+    """The name of a backend in rows, with how it adds: `fp8-exact/promoted`, some numbers at a time in the unit's
+    bits."""
     return f"{name}/{sums}" if (sums := GEMMS[name].sums) else name
 
 
@@ -206,7 +208,7 @@ GEMMS: dict[str, Gemm] = {
     "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16, fp32="ieee"),
     "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32"), fp32="tf32"),
     "fp32": Gemm(fp32, _never, fp32="ieee"),
-    "fp8-exact": Gemm(fp8_exact, _why_not_fp8, torch.bfloat16, sums=SEGMENT, fp8=True),
+    "fp8-exact": Gemm(fp8_exact, _why_not_fp8, torch.bfloat16, sums="promoted", fp8=True),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
 """Name -> backend."""

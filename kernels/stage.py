@@ -322,7 +322,8 @@ def but_weights(
 def _held_stage(
     name: str, recipes: Sequence[Recipe], channels: Held, gemm: str, device: torch.device, backend: Backend
 ) -> Stage:
-    """The stage of channels that are held in another format: in it, but for operands that are plain."""
+    """The stage of channels that are held in another format: in it, but for operands that are plain. It takes no FP8:
+    nothing carries what its slots would keep from step to step."""
     quantizers: dict[str, list[Quantizer]] = {}
     for operand in STAGES[name]:
         own = [recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes]
@@ -331,7 +332,10 @@ def _held_stage(
         operand: slot_of(of, SLOTS.index(f"{name}.{operand}"), device, backend) for operand, of in quantizers.items()
     }
     a, b = quantizers.values()
-    return _stage(name, slots, (a, b), None, gemm, device)
+    in_fp8 = gemm == "fp8-exact"
+    stage = _stage(name, slots, (a, b), None, "exact" if in_fp8 else gemm, device)
+    stage.gemm_why_not += (f"{gemm} not taken for channels that are held in another format",) if in_fp8 else ()
+    return stage
 
 
 def _stage(

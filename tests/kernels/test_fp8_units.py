@@ -54,7 +54,10 @@ def there(device, of):
 def assert_same_operand(got, expected):
     """Notes are of programs, and so as many as these: only whether a lane has one is the same."""
     shift = got[1]
-    for a, b in ((got[0].view(torch.uint8), expected[0].view(torch.uint8)), *zip(shift[:2], expected[1][:2], strict=True)):
+    for a, b in (
+        (got[0].view(torch.uint8), expected[0].view(torch.uint8)),
+        *zip(shift[:2], expected[1][:2], strict=True),
+    ):
         assert torch.equal(a.cpu(), b)
     assert torch.equal((shift.notes != 0).any(1).cpu(), (expected[1].notes != 0).any(1))
     wide = (expected[1].flags > 0).repeat_interleave(128, 2)[:, :, : got[0].shape[2]]
@@ -119,7 +122,10 @@ def test_a_history_is_written_in_training_and_empties_the_place_of_the_next_step
 
 
 def test_without_a_step_before_the_power_is_one():
-    assert torch.equal(fp8.power_of(torch.tensor([0, 1, 127, 254], dtype=torch.int32), E5M2), torch.tensor([1.0, 2.0**-60, 2.0**-15, 2.0**60]))
+    assert torch.equal(
+        fp8.power_of(torch.tensor([0, 1, 127, 254], dtype=torch.int32), E5M2),
+        torch.tensor([1.0, 2.0**-60, 2.0**-15, 2.0**60]),
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -269,8 +275,8 @@ def test_a_large_product_is_the_librarys(place, monkeypatch, dtype, factor):
     monkeypatch.setattr(place.fp8.library, "multiply", lambda *of, run=library.multiply: called.append(1) or run(*of))
     products.append(place.fp8.multiply(a, b, finish))
     assert called
-    for product in products:
-        assert torch.equal(product.cpu(), exact.to(dtype))
+    for made in products:
+        assert torch.equal(made.cpu(), exact.to(dtype))
     alone = [Fp8(of.values[1:], of.shift and Shift(*(t[1:] for t in of.shift))) for of in (a, b)]
     last = Finish(*(None if f is None else f[1:].to(place.device) for f in factors), None, dtype)
     assert torch.equal(place.fp8.multiply(*alone, last)[0], products[1][1])
@@ -419,8 +425,8 @@ def test_quantizers_write_what_is_made_of_their_operands(place, name, kind, colu
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("element", ["e2m1", "int4", "e3m0", "e1m2"])
 def test_tiles_of_blocks_that_are_all_held_are_written_likewise(place, element, columns):
-    """And those on both sides of the window's edges: all rows of a tile have a block that is as far below the others, or
-    all are as large."""
+    """And those on both sides of the window's edges: all rows of a tile have a block that is as far below the others,
+    or all are as large."""
     codes = torch.tensor(ELEMENTS[element].magnitudes())
     for block, below in (32, torch.arange(20, 34)), (128, torch.arange(2)), (32, torch.arange(-6, 0)):
         drawn_codes = torch.randint(len(codes), (2, 32 * len(below), 128), generator=torch.Generator().manual_seed(0))

@@ -103,7 +103,7 @@ def test_fp8_is_offered_for_operands_of_four_bits_on_chips_that_have_it(monkeypa
 
 
 def test_a_row_says_what_was_not_added_in_fp32():
-    assert [gemm.name_with_sums(name) for name in ("bf16-exact", "fp8-exact")] == ["bf16-exact", "fp8-exact/128"]
+    assert [gemm.name_with_sums(name) for name in ("bf16-exact", "fp8-exact")] == ["bf16-exact", "fp8-exact/promoted"]
 
 
 def test_a_backend_that_the_device_does_not_have_says_so():

@@ -8,10 +8,10 @@ differ too much in size. So an operand has one power of two a lane (`Shift.power
 
 A quantizer sees its operand once and cannot know the largest number before: the power follows from that of the step
 before (`History`), with room above. 128 neighbours of a row, a segment, that have a number outside the window are not
-held, nor is a segment with NaN: FP8 has zeros there, a flag is set, and the values are in BF16 (`Shift.wide`). A tile of
-the result, 128 × 128, whose rows or columns have a flag is computed from BF16 operands along its whole contraction. So
-no product of two numbers is rounded, saturated or NaN that is not so in BF16, and a power that does not fit costs time
-alone.
+held, nor is a segment with NaN: FP8 has zeros there, a flag is set, and the values are in BF16 (`Shift.wide`). A tile
+of the result, 128 × 128, whose rows or columns have a flag is computed from BF16 operands along its whole contraction.
+So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit costs time,
+and gives its tiles BF16's order of additions.
 
 The units add products with 14 bits or so behind the leading one, and their sums are promoted to FP32: of 128 numbers
 where the kernel in triton.py multiplies, at cuBLAS's intervals where that does (library.py; `use_fast_accum=False`).
@@ -131,10 +131,7 @@ def power_of(top: Tensor, dtype: torch.dtype, room: int = 0) -> Tensor:
 def to_fp8(x: Tensor, dtype: torch.dtype, history: History | None = None) -> tuple[Tensor, Shift]:
     """x, float32 or bfloat16 [L, R, C], numbers that BF16 holds, as values of this dtype, E4M3 or E5M2, contracted last
     in memory, and their shift: that of its history, else of its own largest number."""
-    if x.numel() == 0:
-        top = torch.zeros(len(x), dtype=torch.int32, device=x.device)
-    else:
-        top = top_of(x)
+    top = top_of(x) if x.numel() else torch.zeros(len(x), dtype=torch.int32, device=x.device)
     power = power_of(top, dtype) if history is None else history.power(dtype)
     if history is not None:
         history.write(top)

@@ -45,8 +45,8 @@ def limit_of(exponent, MANTISSA: tl.constexpr):
 
 @triton.jit
 def shifted(x, exponent, MANTISSA: tl.constexpr):
-    """Segments x, float32 [n, 128], as codes of FP8, int32; and flags of those that are not held, int32 [n], whose codes
-    are zeros.
+    """Segments x, float32 [n, 128], as codes of FP8, int32; and flags of those that are not held, int32 [n], whose
+    codes are zeros.
 
     Scaled so that FP8's subnormal numbers are float32's, codes are the upper bits, and what is not held has others.
     """

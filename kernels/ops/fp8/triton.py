@@ -1,8 +1,8 @@
 """FP8 operands made and multiplied on a GPU.
 
 A product's program has one tile of the result, 128 numbers of the contraction at a time: their sum is the FP8 unit's,
-and is added in FP32. Both operands lie along the contraction, as the units of sm_90 want them. What is large is cuBLAS's
-(library.py). Tiles with numbers that FP8 does not hold are computed anew (wide.py).
+and is added in FP32. Both operands lie along the contraction, as the units of sm_90 want them. What is large is
+cuBLAS's (library.py). Tiles with numbers that FP8 does not hold are computed anew (wide.py).
 
 Long contractions of results of few tiles are cut in parts, which follow from the shape and are added in a fixed order.
 """
@@ -106,8 +106,8 @@ def _product_kernel(
     BIAS: tl.constexpr,
 ):
     """One tile of `part` segments, finished if these are all. FILLED: 1 where `count` is of rows, 2 where it is of
-    numbers along the contraction, 0 where there is none. ALONG: 128. Of powers, and of factors of segments, pointers are
-    None where an operand has none."""
+    numbers along the contraction, 0 where there is none. ALONG: 128. Of powers, and of factors of segments, pointers
+    are None where an operand has none."""
     tl.static_assert(ALONG == _SEGMENT)
     lane, down, across = tl.program_id(1).to(tl.int64), (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
     first = tl.program_id(0) // (GROUP * across) * GROUP

@@ -95,7 +95,9 @@ def _wide_kernel(
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Tiles of a lane, finished, each of which is as far from the next as there are programs. Pointers and constants as in `triton._product_kernel`."""
+    """Tiles of a lane, as many apart as there are programs, finished. Pointers and constants are those of
+    `triton._product_kernel`."""
+    SCALED: tl.constexpr = segment_a_ptr is not None or segment_b_ptr is not None
     lane, segments = tl.program_id(1).to(tl.int64), (length + _SEGMENT - 1) // _SEGMENT
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
     noted = 0
@@ -119,11 +121,10 @@ def _wide_kernel(
             flagged += _any_flag(flags_b_ptr, lane, column, columns, segments)
         if flagged > 0:
             out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-            for segment in range(0, end):
-                if segment_a_ptr is not None or segment_b_ptr is not None:
+            for segment in range(end):
+                sums = out
+                if SCALED:
                     sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-                else:
-                    sums = out
                 for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
                     along = start + tl.arange(0, ALONG)
                     of_a = a_ptr, flags_a_ptr, wide_a_ptr, power_a_ptr, lane, row, rows
@@ -137,10 +138,9 @@ def _wide_kernel(
                 if segment_b_ptr is not None:
                     at_b = (lane * segments + segment) * columns + column
                     sums = sums * tl.load(segment_b_ptr + at_b, column < columns, 0.0)[None, :]
-                if segment_a_ptr is not None or segment_b_ptr is not None:
-                    out = out + sums
-                else:
-                    out = sums
+                if SCALED:
+                    sums = out + sums
+                out = sums
             place = lane, row, rows, column, columns
             out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, *place, OF_A, OF_B, BIAS)
             at = (lane * rows + row)[:, None] * columns + column[None, :]

@@ -1,9 +1,9 @@
 """Tiles of an operand stored, and in FP8 with what that does not hold (ops/fp8).
 
-The operand's power of two follows from the step before, as an exponent that a program reads once. Of elements and scales
-most is known block by block: the largest number, and whether all others are multiples of the smallest that FP8 has.
-Where both are right in each block of a tile, its elements are only scaled and converted. Else the decoded numbers are
-looked at one by one, with the same result.
+The operand's power of two follows from the step before, as an exponent that a program reads once. Of elements and
+scales most is known block by block: the largest number, and whether all others are multiples of the smallest that FP8
+has. Where both are right in each block of a tile, its elements are only scaled and converted. Else the decoded numbers
+are looked at one by one, with the same result.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def put_blocks(
 
 @triton.jit
 def put_flags(flags, ptr, lane, row0, rows, column0, width, W: tl.constexpr):
-    """Store the flags [n] of a tile's segments, uint8 [L, rows, ⌈width / 128⌉]. Rows of whole segments may be seen as any
-    others."""
+    """Store the flags [n] of a tile's segments, uint8 [L, rows, ⌈width / 128⌉]. Rows of whole segments may be seen as
+    any others."""
     COUNT: tl.constexpr = W // 128
     row, segment = tl.arange(0, flags.shape[0]) // COUNT, tl.arange(0, flags.shape[0]) % COUNT
     at = (lane * rows + row0 + row) * ((width + 127) // 128) + column0 // 128 + segment
@@ -118,8 +118,8 @@ def put_fp8(
     WHOLE: tl.constexpr,
     MANTISSA: tl.constexpr,
 ):
-    """Store a tile x, float32 [P, W], in FP8 under the power of this exponent: codes uint8 [L, rows, width], flags, and in
-    BF16 what is not held. Returns the tile's largest exponent (`top_of`), and 1 if there is a flag, else 0."""
+    """Store a tile x, float32 [P, W], in FP8 under the power of this exponent: codes uint8 [L, rows, width], flags, and
+    in BF16 what is not held. Returns the tile's largest exponent (`top_of`), and 1 if there is a flag, else 0."""
     P: tl.constexpr = x.shape[0]
     W: tl.constexpr = x.shape[1]
     COUNT: tl.constexpr = P * W // 128

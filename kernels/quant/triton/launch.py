@@ -147,7 +147,9 @@ def launch(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor |
     """
     out, scales, dec = outputs
     sizes, programs = _sizes(x, columns, call)
-    _launch(x, columns, call, (out, scales, None, None, None, None, dec), sizes, programs, {"FP8": 0, "TRAINING": False})
+    _launch(
+        x, columns, call, (out, scales, None, None, None, None, dec), sizes, programs, {"FP8": 0, "TRAINING": False}
+    )
 
 
 def launch_fp8(
@@ -231,9 +233,7 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     both_kernel[programs](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(
-    x: Tensor, columns: bool, call: Call, least: int = 0, ragged: bool = False
-) -> tuple[dict[str, Any], int]:
+def _sizes(x: Tensor, columns: bool, call: Call, least: int = 0, ragged: bool = False) -> tuple[dict[str, Any], int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes. least: neighbours along the
     contraction that belong together, at least. ragged: a row ends with fewer of them."""
     _, rows, width = (x.mT if columns else x).shape
