@@ -7,6 +7,7 @@ import torch
 from fp4dse.dse import QUANTIZERS, Hadamard, Recipe
 from fp4dse.dse.attention import Attention
 from fp4dse.dse.channels import CHANNEL_NAMES
+from fp4dse.dse.exactness import has_factor
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.rounding import Nearest, Stochastic
@@ -20,6 +21,8 @@ from fp4dse.kernels.ops.fp8 import E4M3, E5M2, Fp8, History, Shift, library
 from fp4dse.kernels.ops.mxfp4 import window
 from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.operand import state
+from fp4dse.kernels.quant.operand.records import Journal, Use
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton import unfused
 from tests.each import each
@@ -230,8 +233,7 @@ def test_wide_segments_count_where_the_rest_of_their_row_meets_zeros(place):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiles_with_a_flag_are_computed_anew_and_others_are_not_touched(place, dtype):
-    """Of 3 × 2 tiles in two lanes: those below one row's segment of the first lane, and beside one column's of the
-    second. What is there before is NaN."""
+    """Those of one row's segment in the first lane, and of one column's in the second. What is there before is NaN."""
     x, y = (torch.randint(-3, 4, (2, n, 384), generator=torch.Generator().manual_seed(n)).float() for n in (270, 150))
     x[0, 200, 130], y[1, 140, 300] = 2.0**-40, 2.0**-40
     y[0, :, 130], x[1, :, 300] = 0.0, 0.0  # so that sums are exact
@@ -240,7 +242,8 @@ def test_tiles_with_a_flag_are_computed_anew_and_others_are_not_touched(place, d
     got = torch.full_like(expected, torch.nan, device=place.device)
     place.wide.widen(got, a, b, Finish(dtype=dtype), None, False)
     new = torch.zeros(2, 270, 150, dtype=torch.bool)
-    new[0, 128:256] = new[1, :, 128:] = True
+    rows, columns = place.wide.TILES[:2]
+    new[0, 200 // rows * rows : 200 // rows * rows + rows] = new[1, :, 140 // columns * columns :] = True
     assert torch.equal(got.cpu()[new], expected[new])
     assert got.cpu()[~new].isnan().all()
 
@@ -525,6 +528,47 @@ def test_histories_are_kept_from_step_to_step_and_only_in_training(cpu_units):
     for name, value in copy.state().items():
         assert torch.equal(value, numerics.state()[name])
         assert not torch.equal(value, kept[name])
+
+
+def test_layers_side_by_side_have_the_histories_that_each_has_alone():
+    """As experts that are multiplied together: of two lanes and two layers, the layers of a lane beside each other."""
+    seeds, tops = torch.tensor([3, 4]), torch.tensor([[130, 120], [110, 100]], dtype=torch.int32)
+    alone, together = {}, {}
+    for step in range(3):
+        for number, layer in enumerate((5, 7)):
+            with state.history(alone, Use(seeds, torch.tensor(step), layer, True), 0) as known:
+                known.write(tops[:, number] + step)
+        use = Use(seeds.repeat_interleave(2), torch.tensor(step), 5, True, members=(5, 7))
+        with state.history(together, use, 0) as known:
+            known.write(tops.flatten() + step)
+        assert alone.keys() == together.keys() == {"tops 5 0", "tops 7 0"}
+        assert all(torch.equal(value, together[name]) for name, value in alone.items())
+
+
+def test_a_pass_that_is_made_again_finds_and_leaves_what_the_first_one_did():
+    kept, journal = {}, Journal()
+    for step in range(3):
+        use, seen = Use(torch.tensor([3]), torch.tensor(step), 5, True, journal=journal), []
+        for journal.mode in ("first", "again"):
+            with state.history(kept, use, 0) as known:
+                seen.append(known.power(E5M2))
+                known.write(torch.tensor([120 + step], dtype=torch.int32))
+            seen.append(kept["tops 5 0"].clone())
+        assert torch.equal(seen[0], seen[2])
+        assert torch.equal(seen[1], seen[3])
+        journal.mode = ""
+        journal.before.clear()
+    assert seen[0] == fp8.power_of(torch.tensor([121]), E5M2, fp8.HEADROOM[E5M2])
+
+
+@each("name", QUANTIZERS)
+def test_a_factor_that_is_left_out_is_one(name):
+    q = QUANTIZERS[name].canonical()
+    if has_factor(q) or not isinstance(q.block, int):
+        return
+    x = torch.randn(1, 4, 2 * q.unit) * torch.exp2(torch.arange(4.0))[:, None]
+    x[0, 3] = 0.0
+    assert torch.equal(unfused.operand(*arguments_for(x, [q]))[1], torch.ones(1))
 
 
 def test_the_attention_core_takes_exact_products_all_the_same():

@@ -9,7 +9,7 @@ differ too much in size. So an operand has one power of two a lane (`Shift.power
 A quantizer sees its operand once and cannot know the largest number before: the power follows from that of the step
 before (`History`), with room above. 128 neighbours of a row, a segment, that have a number outside the window are not
 held, nor is a segment with NaN: FP8 has zeros there, a flag is set, and the values are in BF16 (`Shift.wide`). A tile
-of the result, 128 × 128, whose rows or columns have a flag is computed from BF16 operands along its whole contraction.
+of the result, 64 × 128, whose rows or columns have a flag is computed from BF16 operands along its whole contraction.
 So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit costs time,
 and gives its tiles BF16's order of additions.
 
@@ -47,7 +47,7 @@ INFINITE = 0x7F800000
 """The bits of infinity; those of NaN are larger."""
 TOPS = {E4M3: 8, E5M2: 15}
 """Exponent of the largest number."""
-HEADROOM = {E4M3: 1, E5M2: 3}
+HEADROOM = {E4M3: 1, E5M2: 2}
 """Binades above the largest number of the step before that are held, too."""
 STEPS = 3
 """Places of a history: of the step before, of this one, and of the next, which is made empty meanwhile."""
@@ -125,7 +125,7 @@ def power_of(top: Tensor, dtype: torch.dtype, room: int = 0) -> Tensor:
     """The power of two that brings numbers of this largest exponent `room` binades below the top of FP8, float32; 1
     where the exponent is not known. top: int32, any shape, as `top_of` has it."""
     exponents = torch.where(top > 0, top - TOPS[dtype] + room, BIAS)
-    return (torch.clamp(exponents, BIAS - MOST, BIAS + MOST) << 23).view(torch.float32)
+    return (torch.clamp(exponents, BIAS - MOST, BIAS + MOST).to(torch.int32) << 23).view(torch.float32)
 
 
 def to_fp8(x: Tensor, dtype: torch.dtype, history: History | None = None) -> tuple[Tensor, Shift]:
