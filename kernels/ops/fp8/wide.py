@@ -18,7 +18,7 @@ from fp4dse.kernels.ops.products import SEGMENT, Finish
 from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finish_tile
 
 _SEGMENT = tl.constexpr(SEGMENT)
-_NOTES = tl.constexpr(2048)
+_NOTES = tl.constexpr(8192)
 _AT_A_TIME = tl.constexpr(32)
 TILES, PROGRAMS = Tiles(64, 128, 64, 4, 2), 264
 """Of the result, of few rows, since a row of small gradients has flags and its neighbours have none; and programs a

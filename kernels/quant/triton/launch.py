@@ -75,6 +75,7 @@ _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _TILES_OF = (4, 1)  # of rows, of columns
 _HEIGHTS, _REGISTERS = (64, 128), (72, 80)  # of programs that write both operands: decoded, packed
+_REGISTERS_OF_FP8 = (96, 80)  # of rows, of columns: what is not held needs more, and may spill
 _PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
 
@@ -175,6 +176,8 @@ def _sizes_of_fp8(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any],
     """`_sizes`, where tiles are of whole segments, and whether rows end with a part of one."""
     is_ragged = not columns and x.shape[2] % SEGMENT > 0
     sizes, programs = _sizes(x, columns, call, SEGMENT, is_ragged)
+    if call.codec == "block" and not call.rotation and not any(call.features):  # others would spill
+        sizes["maxnreg"] = _REGISTERS_OF_FP8[columns]
     return sizes | {"RAGGED": is_ragged}, programs
 
 
