@@ -92,7 +92,8 @@ PACKED = {
     "mxfp4": Recipe.named("hopper-moe-fp4"),
     "nvfp4, rotated": with_more("nvfp4-sr-rht", **FROM_FORWARD),
     "held maxima": replace(forward("held", 2), wgrad=replace(forward("held").wgrad, source="forward")),
-    "tiles": Recipe.named("tetrajet"),
+    "stochastic, of what was rounded": Recipe.named("tetrajet"),
+    "tiles": with_more("nvfp4", fprop={"x": "nvfp4-2d", "w": "nvfp4-2d"}, **FROM_FORWARD),
     "converted": with_more("hopper-moe-fp4", wgrad={"g": "fp8-1x128", "x": "fp8-1x128", "source": "converted"}),
 }
 """Weight gradients of the forward pass's copy."""

@@ -117,4 +117,6 @@ def test_it_is_measured_beside_captured_steps_and_changes_none(preset):
     assert not [reason for reason in together.fallbacks if "graph" in reason]
     assert [replace(lane, recorded={}) for lane in together.lanes] == train(task, of, "cuda").lanes
     for lane in together.lanes:
-        assert all(0 < value < 3 for value in lane.recorded["gradient_error/blocks.0"])
+        found = lane.recorded["gradient_error/blocks.0"]
+        known = [value for value in found if value == value]  # not where all answers earn the same: no gradient
+        assert known and all(0 < value < 3 for value in known), found
