@@ -66,6 +66,8 @@ def place(request):
         for name, twin in (("unknown", _same), ("opaque", _same), ("address", _address)):
             patch.setattr(modules["tiles"], name, twin)
         patch.setattr(modules["codes"], "saturated", _saturated)
+        patch.setattr(modules["packed"], "decoded_halves", _decoded_halves)
+        patch.setattr(modules["packed"], "settled", _same)
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
@@ -129,6 +131,18 @@ def _address(start, n, apart):
 def _saturated(x, factor, add):
     """The product is exact; NaN gives 0."""
     return tl.minimum(tl.maximum(x * factor + add, 0.0), 1.0)
+
+
+def _decoded_halves(codes, scales, of_powers):
+    codes, scales = codes.to(tl.int32), scales.to(tl.float32)
+    halves = []
+    for code in codes & 15, codes >> 4:
+        normal = ((code >> 1 & 3) + 126 << 23 | (code & 1) << 22).to(tl.float32, bitcast=True)
+        magnitude = tl.where((code & 7) > 1, normal, (code & 1).to(tl.float32) * 0.5)
+        value = magnitude.to(tl.int32, bitcast=True) | (code >> 3) << 31
+        value = value.to(tl.float32, bitcast=True) * (1.0 if of_powers else 2.0**-126)
+        halves.append((value * scales).to(tl.bfloat16))
+    return tuple(halves)
 
 
 def _prmt(a, b, selector):

@@ -209,6 +209,61 @@ def test_a_tile_is_finished_as_a_whole_product_is(place, columns, name):
         assert torch.equal(run(a[1:], b[1:], finish=alone), got[1:])
 
 
+HOWS = {
+    "plain": {},
+    "in halves": {"parts": 2},
+    "by threads": {"staged": False, "flatten": False},
+    "several programs": {"programs": 2},
+}
+
+
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+@pytest.mark.parametrize("how", HOWS)
+def test_programs_that_take_tile_after_tile_have_the_bits_of_a_program_a_tile(place, how, columns):
+    """Fewer tiles than programs, more, and rows and columns that fill none."""
+    tiles, how = place.products.Tiles(64, 64, 64, 4, 2), place.persistent.How(**HOWS[how])
+    for lanes, rows, wide, k in ((1, 64, 64, 128), (3, 136, 72, 64), (2, 72, 200, 192)):
+        a, b = (
+            laid(operand(lanes, n, k, torch.bfloat16, n), c).to(place.device)
+            for n, c in zip((rows, wide), columns, strict=True)
+        )
+        for name in ("nothing", "all", "factors of lanes"):
+            finish = finish_of(name, lanes, (rows, wide), place.device)
+            wanted = place.products.described(a, b, finish, tiles)
+            assert torch.equal(place.persistent.persistent(a, b, finish, tiles, how), wanted)
+
+
+def test_rows_that_the_copy_engine_does_not_write_are_refused(place):
+    a, b = (operand(1, n, 64, torch.bfloat16).to(place.device) for n in (64, 68))
+    kernels, rounded = place.persistent, batched.Finish(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="columns: found 68"):
+        kernels.persistent(a, b, rounded, place.products.Tiles(64, 64, 64, 4, 2))
+    by_threads = kernels.How(staged=False)
+    assert kernels.persistent(a, b, rounded, place.products.Tiles(64, 64, 64, 4, 2), by_threads).shape == (1, 64, 68)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+def test_on_a_gpu_persistent_programs_have_the_bits_of_a_program_a_tile(columns):
+    from fp4dse.kernels.ops.products import persistent, triton
+
+    specialized = persistent.How(flatten=False, specialized=True, staged=False)
+    for how, tiles in (
+        (persistent.How(), triton.Tiles(128, 256, 64, 8, 3)),
+        (persistent.How(parts=2), triton.TALL),
+        (specialized, triton.Tiles(128, 256, 64, 4, 3)),
+    ):
+        for lanes, rows, wide, k in ((1, 4096, 3072, 1024), (16, 2304, 1152, 384), (3, 1000, 520, 640)):
+            a, b = (
+                laid(operand(lanes, n, k, torch.bfloat16, n), c).cuda()
+                for n, c in zip((rows, wide), columns, strict=True)
+            )
+            finish = finish_of("all", lanes, (rows, wide), "cuda")
+            wanted = triton.described(a, b, finish, triton.TALL)
+            for _ in range(5):
+                assert torch.equal(persistent.persistent(a, b, finish, tiles, how), wanted)
+
+
 def test_a_kernel_reads_no_factor_of_another_shape(place):
     a, b = (operand(2, n, 64, torch.bfloat16).to(place.device) for n in (24, 32))
     for name, shape in (("factor_a", (2, 1)), ("factor_b", (2, 24)), ("factor_a", (1,))):

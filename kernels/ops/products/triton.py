@@ -35,7 +35,7 @@ then each takes more."""
 
 
 @triton.jit
-def _finished(
+def finished_tile(
     out,
     factor_a_ptr,
     factor_b_ptr,
@@ -122,7 +122,7 @@ def _product_kernel(
         out = tl.dot(a, b, out, input_precision=PRECISION)
         a_ptr += ALONG * a_along
         b_ptr += ALONG * b_along
-    out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
+    out = finished_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
     lane_out = lane * tl.num_programs(1) + number if PARTS else lane
     at = (lane_out * rows + row)[:, None] * columns + column[None, :]
     out = out.to(out_ptr.dtype.element_ty)
@@ -181,6 +181,16 @@ def _segments_kernel(
 
 
 @triton.jit
+def place_of(number, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """Row and column at which the tile of this number begins: GROUP of them lie below one another, then the next column
+    of tiles follows."""
+    down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
+    first = number // (GROUP * across) * GROUP
+    height, place = tl.minimum(down - first, GROUP), number % (GROUP * across)
+    return (first + place % height) * ROWS, place // height * COLUMNS
+
+
+@triton.jit
 def _described_kernel(
     a,
     b,
@@ -207,10 +217,7 @@ def _described_kernel(
     take so many tiles below one another, so that they share both operands in the cache.
     """
     lane = tl.program_id(1)
-    down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
-    first = tl.program_id(0) // (GROUP * across) * GROUP
-    height, place = tl.minimum(down - first, GROUP), tl.program_id(0) % (GROUP * across)
-    row0, column0 = (first + place % height) * ROWS, place // height * COLUMNS
+    row0, column0 = place_of(tl.program_id(0), rows, columns, ROWS, COLUMNS, GROUP)
     out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
     for start in range(0, length, ALONG):
         x = a.load([lane * rows + row0, start]) if A_LAST else tl.trans(a.load([lane * length + start, row0]))
@@ -218,7 +225,7 @@ def _described_kernel(
         out = tl.dot(x, y, out)
     row, column = row0 + tl.arange(0, ROWS).to(tl.int64), column0 + tl.arange(0, COLUMNS).to(tl.int64)
     lane = lane.to(tl.int64)
-    out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
+    out = finished_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
     at = (lane * rows + row)[:, None] * columns + column[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), (row < rows)[:, None] & (column < columns)[None, :])
 
@@ -296,20 +303,20 @@ def described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
     (lanes, rows, length), columns = a.shape, b.shape[1]
     out = a.new_empty(lanes, rows, columns, dtype=finish.dtype)
     programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
-    operands = _description(a, tiles.rows, tiles.along), _description(b, tiles.columns, tiles.along)
-    factors, constants = _constants(finish, out, tiles)
+    operands = described_operand(a, tiles.rows, tiles.along), described_operand(b, tiles.columns, tiles.along)
+    factors, constants = constants_of(finish, out, tiles)
     last = {"A_LAST": a.stride(2) == 1, "B_LAST": b.stride(2) == 1}
     _described_kernel[programs](*operands, out, *factors, rows, columns, length, GROUP=GROUP, **last, **constants)
     return out
 
 
-def _description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
+def described_operand(x: Tensor, lines: int, along: int) -> TensorDescriptor:
     """All lanes of x [L, R, K] as one matrix, of which tiles of so many lines and of so much of K are loaded."""
     tile, of = ([lines, along], x) if x.stride(2) == 1 else ([along, lines], x.mT)
     return TensorDescriptor(x, [len(of) * of.shape[1], of.shape[2]], [of.stride(1), 1], tile)
 
 
-def _constants(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
+def constants_of(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
     """Factors and bias of a finish, `out` in the place of those that are not, and the constants of both kernels that
     follow from it and from tiles."""
     factors = [out if f is None else f.contiguous() for f in (finish.factor_a, finish.factor_b, finish.bias)]
@@ -327,7 +334,7 @@ def _multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish, tiles: Tiles, par
     within = finish if parts == 1 and a.dtype == torch.bfloat16 else AS_IT_IS
     out = a.new_empty(lanes, parts, rows, columns, dtype=within.dtype)
     whole = not (rows % tiles.rows or columns % tiles.columns or length % tiles.along)
-    factors, constants = _constants(within, out, tiles)
+    factors, constants = constants_of(within, out, tiles)
     constants |= {"PRECISION": fp32, "PARTS": parts > 1, "WHOLE": whole and parts == 1}
     constants["enable_fp_fusion"] = a.dtype == torch.float32
     down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
