@@ -142,7 +142,12 @@ def test_what_the_kernel_does_not_take_is_refused_with_a_reason(place):
         (operand(1, 16, 64, 16), operand(1, 16, 128, 16), "contraction of b: found 128"),
         (operand(1, 16, 64, 8), plain, "block: found 8"),
         (operand(1, 24, 64, 16), plain, "rows a multiple of 16"),
-        (operand(2, 16, 64, 16), plain.expand(2, -1, -1), "accepted: a multiple of 128, or one lane"),
+        (operand(1, 16, 64, 32), plain, "along: found 64; accepted: a multiple of four blocks, 128"),
+        (
+            operand(2, 16, 96, 16),
+            torch.zeros(2, 16, 96, dtype=torch.bfloat16),
+            "found 96; accepted: a multiple of 64, or",
+        ),
     ):
         with pytest.raises(ValueError, match=reason):
             place.packed.multiply(a, b, products.AS_IT_IS, place.products.Tiles(64, 64, 64, 4, 2))

@@ -202,7 +202,7 @@ def multiply(
     one program decodes another may multiply, if both fit: 128 for 8 warps. ValueError for operands that `why_not` has a
     reason against.
     """
-    if reason := why_not(a, b):
+    if reason := why_not(a, b, tiles.along):
         raise ValueError(reason)
     (x, *x_scales), (y, *y_scales) = (operand if isinstance(operand, Packed) else (operand,) for operand in (a, b))
     block_a, block_b = (operand.block if isinstance(operand, Packed) else 0 for operand in (a, b))
@@ -220,8 +220,8 @@ def multiply(
     return out
 
 
-def why_not(a: Packed | Tensor, b: Packed | Tensor) -> str | None:
-    """The reason why `multiply` does not take operands, or None if it does."""
+def why_not(a: Packed | Tensor, b: Packed | Tensor, along: int) -> str | None:
+    """The reason why `multiply` does not take operands in steps of so many numbers, or None if it does."""
     packed = [operand for operand in (a, b) if isinstance(operand, Packed)]
     if not packed:
         return "operands: found none that is packed; accepted: one or two"
@@ -234,8 +234,10 @@ def why_not(a: Packed | Tensor, b: Packed | Tensor) -> str | None:
         if codes.shape[2] % 16 or codes.shape[1] % 16:
             found = f"{codes.shape[1]:,} by {2 * codes.shape[2]:,}"
             return f"packed operand: found {found}; accepted: rows a multiple of 16, numbers of a row one of 32"
-        if len(codes) > 1 and 2 * codes.shape[2] % (4 * block * 2):
-            return f"contraction: found {2 * codes.shape[2]:,}; accepted: a multiple of {8 * block}, or one lane"
+        if along % (4 * block):
+            return f"tiles.along: found {along}; accepted: a multiple of four blocks, {4 * block}"
+        if len(codes) > 1 and length_of(a) % along:  # a step would reach into the scales of the next lane
+            return f"contraction: found {length_of(a):,}; accepted: a multiple of {along}, or one lane"
     return None
 
 

@@ -27,7 +27,7 @@ _FEW = 3
 """Programs where Triton is interpreted."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _persistent_kernel(
     a,
     b,
