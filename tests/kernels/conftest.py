@@ -133,15 +133,16 @@ def _saturated(x, factor, add):
     return tl.minimum(tl.maximum(x * factor + add, 0.0), 1.0)
 
 
-def _decoded_halves(codes, scales, of_powers):
+def _decoded_halves(codes, scales, form):
+    power, kind = {"fp16": (2.0**-14, tl.float16), "bf16": (2.0**-126, tl.bfloat16), "powers": (1.0, tl.bfloat16)}[form]
     codes, scales = codes.to(tl.int32), scales.to(tl.float32)
     halves = []
     for code in codes & 15, codes >> 4:
         normal = ((code >> 1 & 3) + 126 << 23 | (code & 1) << 22).to(tl.float32, bitcast=True)
         magnitude = tl.where((code & 7) > 1, normal, (code & 1).to(tl.float32) * 0.5)
         value = magnitude.to(tl.int32, bitcast=True) | (code >> 3) << 31
-        value = value.to(tl.float32, bitcast=True) * (1.0 if of_powers else 2.0**-126)
-        halves.append((value * scales).to(tl.bfloat16))
+        value = value.to(tl.float32, bitcast=True) * power
+        halves.append((value * scales).to(kind))
     return tuple(halves)
 
 
@@ -194,11 +195,12 @@ def _mend_minimum(patch):
 
 
 def _mend_dot(patch):
-    """The interpreter multiplies the bits of bfloat16 numbers, as integers."""
+    """The interpreter multiplies the bits of bfloat16 numbers, as integers, and rounds sums of float16 numbers."""
     from triton.runtime import interpreter
 
     def wide(x):
         data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
+        data = data.astype(np.float32) if data.dtype == np.float16 else data
         return torch.from_numpy(np.ascontiguousarray(data))
 
     def dot(self, a, b, d, *_):

@@ -7,9 +7,10 @@ import torch
 
 from fp4dse.dse import QUANTIZERS
 from fp4dse.kernels.ops import products
+from fp4dse.kernels.ops.products import decoding
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.descriptor import descriptor
-from fp4dse.kernels.quant.packed import scales_in_order, unpack
+from fp4dse.kernels.quant.packed import codebook, scales_in_order, unpack
 from fp4dse.kernels.quant.triton import unfused
 from fp4dse.kernels.quant.triton.features import features_of
 from tests.kernels.test_batched import FINISHES, finish_of
@@ -81,6 +82,58 @@ def test_every_code_under_every_scale_has_the_bits_of_the_reference(place, name)
         assert torch.equal(got.nan_to_num(nan=7e30), (wanted * factor).nan_to_num(nan=7e30))
         got = place.packed.multiply(of, operand, products.AS_IT_IS, tiles).cpu()
         assert torch.equal(got.mT.nan_to_num(nan=7e30), (wanted * factor).nan_to_num(nan=7e30))
+
+
+KINDS = {"f16x2": torch.float16, "bf16x2": torch.bfloat16}
+OPERATIONS = {
+    "shl": lambda a, b: a << b,
+    "shr": lambda a, b: (a & 0xFFFFFFFF) >> b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+}
+
+
+def run(assembly, registers):
+    """Run the few instructions of PTX that decoding takes. registers: name -> int64 [n], of 32 bits each."""
+    for line in filter(None, (part.strip("{} \n") for part in assembly.split(";"))):
+        if line.startswith(".reg"):
+            continue
+        operation, operands = line.split(None, 1)
+        (name, *kind), (target, *of) = operation.split("."), operands.split(", ")
+        of = [registers[x] if x in registers else torch.tensor(int(x, 0)) for x in of]
+        if name == "mov":
+            value = of[0].expand_as(registers["$4"])
+        elif name == "prmt":
+            byte = [x >> 8 * n & 255 for x in of[:2] for n in range(4)]
+            value = sum(byte[of[2].item() >> 4 * n & 7] << 8 * n for n in range(4))
+        elif name == "mul":
+            numbers = [x.to(torch.int32).view(KINDS[kind[1]]).view(-1, 2).float() for x in of]
+            value = (numbers[0] * numbers[1]).to(KINDS[kind[1]]).view(torch.int32).flatten().long()
+        else:
+            value = OPERATIONS[name](*of)
+        registers[target] = value & 0xFFFFFFFF
+    return registers
+
+
+@pytest.mark.parametrize(("form", "name"), [("fp16", "nvfp4"), ("bf16", "nvfp4"), ("powers", "mxfp4")])
+def test_the_assembly_decodes_every_byte_in_each_place_under_every_scale(form, name):
+    """The interpreter runs a twin of it, so here is what it says, instruction by instruction."""
+    elements, grid = codebook(QUANTIZERS[name].canonical())
+    grid = grid[:-1] if name == "nvfp4" else grid[:253]  # beyond these six times the scale is infinite
+    kind = torch.float16 if form == "fp16" else torch.bfloat16
+    power = decoding.POWERS[form]
+    byte, code = (x.flatten() for x in torch.meshgrid(torch.arange(256), torch.arange(len(grid)), indexing="ij"))
+    unit = {"fp16": 2.0**7, "bf16": 2.0**118, "powers": 1.0}[form]
+    scale = (grid.double() * unit).to(kind).view(torch.int16).long()[code] & 0xFFFF
+    assembly = {"fp16": decoding._FP16, "bf16": decoding._BF16, "powers": decoding._OF_POWERS}[form].value
+    for place in range(4):
+        word = torch.randint(0, 2**32, byte.shape, generator=torch.Generator().manual_seed(place))
+        word = word & ~(255 << 8 * place) & 0xFFFFFFFF | byte << 8 * place
+        both = scale | scale << 16
+        got = run(assembly, {"$4": word, "$5": both if place < 2 else both * 0, "$6": both * 0 if place < 2 else both})
+        for half, four in ((0, byte & 15), (2, byte >> 4)):
+            found = (got[f"${half + place // 2}"] >> 16 * (place % 2)).to(torch.int16).view(kind).double()
+            assert torch.equal(found, elements[four].double() * grid[code].double() / power)
 
 
 @pytest.mark.parametrize("name", NAMES)

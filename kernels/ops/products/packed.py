@@ -1,13 +1,8 @@
 """Products of operands that are stored as 4-bit codes and block scales, decoded on their way to the tensor cores.
 
-A candidate: nothing takes it before it is measured beside operands that are written in BF16. Elements are E2M1, scales
-E4M3 or E8M0, laid out as in quant/packed.py. An element times its scale has at most six significant bits, so that the
-operand is that of the reference, to the bit, but for a power of two:
-
-    code      its exponent and mantissa bits, where BF16 has them, are 2^-126 times the magnitude, subnormal ones too
-    E4M3      the scale, in BF16, is taken times 2^118: the product is 2^-8 times the operand, and the result is
-              multiplied by 2^8 for each such operand. No number is subnormal or infinite, so that all bits are the same
-    E8M0      its range leaves no room for that: the element is multiplied by 2^126, then by the scale
+A candidate: nothing takes it before it is measured beside operands that are written in BF16. Elements are E2M1, in
+blocks of 16 under scales in E4M3 or of 32 in E8M0; codes are those of quant/packed.py, and decoding.py has the bits.
+Operands that both have scales in E4M3 are multiplied in FP16, which holds them, too, and takes fewer instructions.
 
 Two packed operands are multiplied byte by byte: the numbers of even place along a step of the contraction, then those
 of odd place, so that none is moved beside another. A packed operand beside a BF16 one is put in order.
@@ -15,6 +10,7 @@ of odd place, so that none is moved beside another. A packed operand beside a BF
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import triton
@@ -24,41 +20,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import Finish
+from fp4dse.kernels.ops.products.decoding import POWERS, decoded_halves, scale_of, settled
 from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finished_tile, place_of
 
 GROUP = 8
 """Tiles below one another that programs take at a time."""
-_POWERS = {16: 2.0**8, 32: 1.0}
-"""Factors of a result for each operand with blocks of 16 (NVFP4) or of 32 (MXFP4)."""
-_FIRST, _SECOND = tl.constexpr(2.0**127), tl.constexpr(2.0**111)
-_BOTH = tl.constexpr(
-    """{
-    .reg .b32 up, left, low, high;
-    shr.b32 up, $4, 2;
-    shl.b32 left, $4, 4;
-    shl.b32 low, $4, 2;
-    prmt.b32 $0, left, low, 0x5140;
-    prmt.b32 $1, left, low, 0x7362;
-    prmt.b32 $2, $4, up, 0x5140;
-    prmt.b32 $3, $4, up, 0x7362;
-    shl.b32 $0, $0, 2;
-    shl.b32 $1, $1, 2;
-    shl.b32 $2, $2, 2;
-    shl.b32 $3, $3, 2;
-    and.b32 $0, $0, 0x81C081C0;
-    and.b32 $1, $1, 0x81C081C0;
-    and.b32 $2, $2, 0x81C081C0;
-    and.b32 $3, $3, 0x81C081C0;
-    """
-)
-"""Four bytes as pairs of bfloat16: of their low halves, then of their high halves. Each code lies beside a copy of
-itself that is two bits to the right, so that one shift takes its sign and its other bits to their places."""
-_TIMES_POWER = tl.constexpr(
-    "".join(f"mul.rn.bf16x2 ${n}, ${n}, high;\n" for n in range(4)).join(["mov.b32 high, 0x7E807E80;\n", ""])
-)
-_TIMES_SCALE = tl.constexpr("".join(f"mul.rn.bf16x2 ${n}, ${n}, ${5 + n % 2};\n" for n in range(4)) + "}")
-_ASSEMBLY = tl.constexpr(_BOTH.value + _TIMES_SCALE.value)
-_ASSEMBLY_OF_POWERS = tl.constexpr(_BOTH.value + _TIMES_POWER.value + _TIMES_SCALE.value)
+_NVFP4, _MXFP4 = 16, 32
+"""Numbers that share a scale, in E4M3 and in E8M0."""
 
 
 class Packed(NamedTuple):
@@ -75,49 +43,13 @@ class Packed(NamedTuple):
 
 
 @triton.jit
-def decoded_halves(codes, scales, OF_POWERS: tl.constexpr):
-    """The elements of the low and of the high halves of codes, uint8, times scales, bfloat16 of codes' shape; as in the
-    module's first lines. Tests: a twin."""
-    return tl.inline_asm_elementwise(
-        _ASSEMBLY_OF_POWERS if OF_POWERS else _ASSEMBLY,
-        "=&r,=&r,=&r,=&r,r,r,r",
-        [codes, scales],
-        (tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit
-def settled(x):
-    """x, bfloat16, as it is: the compiler does not move what made it beyond this. Triton 3.6 fails where it moves a
-    permutation into shared memory. Tests: a twin."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.bfloat16, is_pure=True, pack=2)
-
-
-@triton.jit
-def _scale_of(code, OF_POWERS: tl.constexpr):
-    """Scales of their codes as `decoded_halves` takes them, bfloat16."""
-    code = code.to(tl.int32)
-    if OF_POWERS:
-        bits = tl.where(code == 255, 0x7FC0, tl.maximum(code << 7, 0x40))
-        scale = bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:
-        # E4M3's bits where float32 has them are 2^-120 times the scale; times 2^238 in two steps
-        scale = (code << 20).to(tl.float32, bitcast=True) * _FIRST * _SECOND
-        scale = tl.where(code == 127, float("nan"), scale).to(tl.bfloat16)
-    return scale
-
-
-@triton.jit
-def _halves(codes, code, BLOCK: tl.constexpr):
-    """Numbers of even and of odd place, bfloat16 [n, 4, RUNS, ALONG / 8 / RUNS], of a tile of codes [n, ALONG / 2] and
-    one of scale codes [ALONG / BLOCK, n]; RUNS: blocks of a fourth of it."""
-    OF_POWERS: tl.constexpr = BLOCK == 32
+def _halves(codes, code, BLOCK: tl.constexpr, FORM: tl.constexpr):
+    """Numbers of even and of odd place, [n, 4, RUNS, ALONG / 8 / RUNS], of a tile of codes [n, ALONG / 2] and one of
+    scale codes [ALONG / BLOCK, n]; RUNS: blocks of a fourth of it."""
     RUNS: tl.constexpr = code.shape[0] // 4
-    scale = tl.reshape(tl.trans(_scale_of(code, OF_POWERS)), (codes.shape[0], 4, RUNS, 1))
+    scale = tl.reshape(tl.trans(scale_of(code, FORM)), (codes.shape[0], 4, RUNS, 1))
     codes = tl.reshape(codes, (codes.shape[0], 4, RUNS, BLOCK // 2))
-    return decoded_halves(codes, tl.broadcast_to(scale, codes.shape), OF_POWERS)
+    return decoded_halves(codes, tl.broadcast_to(scale, codes.shape), FORM)
 
 
 @triton.jit
@@ -131,9 +63,9 @@ def _dealt(x):
 
 
 @triton.jit
-def _in_order(codes, code, BLOCK: tl.constexpr):
+def _in_order(codes, code, BLOCK: tl.constexpr, FORM: tl.constexpr):
     """Numbers in their order, bfloat16 [n, ALONG]."""
-    low, high = _halves(codes, code, BLOCK)
+    low, high = _halves(codes, code, BLOCK, FORM)
     return tl.reshape(tl.join(low, high), (codes.shape[0], 2 * codes.shape[1]))
 
 
@@ -157,14 +89,17 @@ def _packed_kernel(
     GROUP: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    FORM_A: tl.constexpr,
+    FORM_B: tl.constexpr,
     OF_A: tl.constexpr,
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
 ):
     """One tile, finished, of operands that the copy engine loads, all lanes one below the other; a or b or both packed.
 
-    BLOCK_A, BLOCK_B: numbers that share a scale; 0 for an operand in bfloat16, whose scales nobody reads. Beyond the
-    end of a lane's rows its scales are zeros, and beyond the end of its contraction so are its codes.
+    BLOCK_A, BLOCK_B: numbers that share a scale; 0 for an operand in bfloat16, whose scales nobody reads. FORM_A,
+    FORM_B: forms of decoding.py. Beyond the end of a lane's rows its scales are zeros, and beyond the end of its
+    contraction so are its codes.
     """
     row0, column0 = place_of(tl.program_id(0), rows, columns, ROWS, COLUMNS, GROUP)
     lane = tl.program_id(1)
@@ -177,14 +112,14 @@ def _packed_kernel(
         if BLOCK_B > 0:
             y_code = b_scales.load([(lane * length + start) // BLOCK_B, column0])
         if BLOCK_A > 0 and BLOCK_B > 0:
-            x_low, x_high = _halves(x, x_code, BLOCK_A)
-            y_low, y_high = _halves(y, y_code, BLOCK_B)
+            x_low, x_high = _halves(x, x_code, BLOCK_A, FORM_A)
+            y_low, y_high = _halves(y, y_code, BLOCK_B, FORM_B)
             out = tl.dot(_dealt(x_low), tl.trans(settled(_dealt(y_low))), out)
             out = tl.dot(_dealt(x_high), tl.trans(settled(_dealt(y_high))), out)
         elif BLOCK_A > 0:
-            out = tl.dot(_in_order(x, x_code, BLOCK_A), tl.trans(y), out)
+            out = tl.dot(_in_order(x, x_code, BLOCK_A, FORM_A), tl.trans(y), out)
         else:
-            out = tl.dot(x, tl.trans(settled(_in_order(y, y_code, BLOCK_B))), out)
+            out = tl.dot(x, tl.trans(settled(_in_order(y, y_code, BLOCK_B, FORM_B))), out)
     out = out * power
     row, column = row0 + tl.arange(0, ROWS).to(tl.int64), column0 + tl.arange(0, COLUMNS).to(tl.int64)
     lane = lane.to(tl.int64)
@@ -213,11 +148,26 @@ def multiply(
     for numbers, scales, lines, block in ((x, x_scales, tiles.rows, block_a), (y, y_scales, tiles.columns, block_b)):
         operands.append(_tiles_of(numbers, lines, tiles.along // 2 if block else tiles.along))
         operands.append(_tiles_of(scales[0], tiles.along // block, lines) if block else out)
-    power = _POWERS.get(block_a, 1.0) * _POWERS.get(block_b, 1.0)
+    forms = [_form(block_a, block_b), _form(block_b, block_a)]
+    power = math.prod(POWERS[form] for form in forms if form)
     programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
-    blocks = {"BLOCK_A": block_a, "BLOCK_B": block_b, "GROUP": GROUP, "maxnreg": registers}
+    blocks = {
+        "BLOCK_A": block_a,
+        "BLOCK_B": block_b,
+        "FORM_A": forms[0],
+        "FORM_B": forms[1],
+        "GROUP": GROUP,
+        "maxnreg": registers,
+    }
     _packed_kernel[programs](*operands, out, *factors, rows, columns, length_of(a), power, **blocks, **constants)
     return out
+
+
+def _form(block: int, other: int) -> str:
+    """The form in which an operand is decoded beside another, "" for one in bfloat16."""
+    if block != _NVFP4:
+        return "powers" if block else ""
+    return "fp16" if other == _NVFP4 else "bf16"
 
 
 def why_not(a: Packed | Tensor, b: Packed | Tensor, along: int) -> str | None:
@@ -229,8 +179,8 @@ def why_not(a: Packed | Tensor, b: Packed | Tensor, along: int) -> str | None:
         return f"contraction of b: found {length_of(b):,}; accepted: that of a, {length_of(a):,}"
     for codes, scales in packed:
         block = Packed(codes, scales).block
-        if block not in _POWERS:
-            return f"block: found {block}; accepted: {', '.join(map(str, _POWERS))}"
+        if block not in (_NVFP4, _MXFP4):
+            return f"block: found {block}; accepted: {_NVFP4}, {_MXFP4}"
         if codes.shape[2] % 16 or codes.shape[1] % 16:
             found = f"{codes.shape[1]:,} by {2 * codes.shape[2]:,}"
             return f"packed operand: found {found}; accepted: rows a multiple of 16, numbers of a row one of 32"
