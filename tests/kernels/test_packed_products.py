@@ -48,10 +48,10 @@ def spread(*shape, seed=0):
     return torch.randn(shape, generator=generator) * torch.exp2(powers.float()).repeat_interleave(16, -1)
 
 
-def every_code(name):
-    """Codes [1, R, K / 2] and scale codes [1, R, K / block] with all pairs of an element and a usable scale."""
+def every_code(name, least):
+    """Codes [1, R, K / 2] and scale codes [1, R, K / block]: all pairs of an element and a scale, from `least` on."""
     quantizer = QUANTIZERS[name].canonical()
-    scales = torch.arange(len(scales_in_order(quantizer.scale)), dtype=torch.uint8)
+    scales = torch.arange(least, len(scales_in_order(quantizer.scale)), dtype=torch.uint8)
     scales = torch.cat([scales, scales[-1:].expand(-len(scales) % 128)])
     block = int(quantizer.block)
     rows = len(scales) * block // ALONG[name]
@@ -68,7 +68,8 @@ def one_hot(length, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_code_under_every_scale_has_the_bits_of_the_reference(place, name):
     """In each place that an operand may have: a, b, beside one in BF16 and beside a packed one."""
-    codes, scales = every_code(name)
+    # 2^-126 on a device: that its tensor cores keep numbers which are subnormal in FP32 is nothing that we ask of them
+    codes, scales = every_code(name, 2 if name == "mxfp4" and place.device == "cuda" else 0)
     wanted, along = decoded(codes, scales, name), ALONG[name]
     if name == "mxfp4":  # the largest scales are out of BF16's range with the largest elements, so in the reference
         wanted = wanted.bfloat16().float()
