@@ -151,6 +151,8 @@ def test_products_of_packed_operands_are_those_of_decoded_ones(place, name, kind
         got = place.packed.multiply(*operands, products.AS_IT_IS, tiles).cpu()
         exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
         assert ((got - exact).abs() <= 2.0**-18 * size).all()
+        in_turn = place.packed.multiply(*operands, products.AS_IT_IS, tiles, programs=1).cpu()
+        assert torch.equal(in_turn, got)
         if kinds != (True, True):  # in the same order
             same = place.products.described(a.to(place.device), b.to(place.device), products.AS_IT_IS, tiles)
             assert torch.equal(got, same.cpu())
@@ -223,5 +225,7 @@ def test_on_a_gpu_packed_products_have_the_same_bits_in_any_company(name, shape)
         tiles = Tiles(rows_, columns_, along, warps, 3)
         got = packed.multiply(*operands, products.AS_IT_IS, tiles)
         assert ((got - exact).abs() <= 2.0**-16 * size).all()
+        for registers, programs in ((128 if warps == 8 else None, None), (None, 1), (None, 2)):
+            assert torch.equal(packed.multiply(*operands, products.AS_IT_IS, tiles, registers, programs), got)
         last = [packed.Packed(x.codes[-1:], x.scales[-1:]) for x in operands]
         assert torch.equal(packed.multiply(*last, products.AS_IT_IS, tiles)[0], got[-1])

@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.ops.products.decoding import POWERS, decoded_halves, scale_of, settled
+from fp4dse.kernels.ops.products.persistent import processors
 from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finished_tile, place_of
 
 GROUP = 8
@@ -69,7 +70,7 @@ def _in_order(codes, code, BLOCK: tl.constexpr, FORM: tl.constexpr):
     return tl.reshape(tl.join(low, high), (codes.shape[0], 2 * codes.shape[1]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _packed_kernel(
     a,
     a_scales,
@@ -79,6 +80,7 @@ def _packed_kernel(
     factor_a_ptr,
     factor_b_ptr,
     bias_ptr,
+    lanes,
     rows,
     columns,
     length,
@@ -91,51 +93,61 @@ def _packed_kernel(
     BLOCK_B: tl.constexpr,
     FORM_A: tl.constexpr,
     FORM_B: tl.constexpr,
+    FLATTEN: tl.constexpr,
     OF_A: tl.constexpr,
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """One tile, finished, of operands that the copy engine loads, all lanes one below the other; a or b or both packed.
+    """Tiles in turn, finished, of operands that the copy engine loads, all lanes one below the other; a or b or both
+    packed.
 
     BLOCK_A, BLOCK_B: numbers that share a scale; 0 for an operand in bfloat16, whose scales nobody reads. FORM_A,
-    FORM_B: forms of decoding.py. Beyond the end of a lane's rows its scales are zeros, and beyond the end of its
-    contraction so are its codes.
+    FORM_B: forms of decoding.py. FLATTEN: the loops over tiles and along the contraction are one. Beyond the end of a
+    lane's rows its scales are zeros, and beyond the end of its contraction so are its codes.
     """
-    row0, column0 = place_of(tl.program_id(0), rows, columns, ROWS, COLUMNS, GROUP)
-    lane = tl.program_id(1)
-    out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-    for start in range(0, length, ALONG):
-        x = a.load([lane * rows + row0, start // (2 if BLOCK_A > 0 else 1)])
-        y = b.load([lane * columns + column0, start // (2 if BLOCK_B > 0 else 1)])
-        if BLOCK_A > 0:
-            x_code = a_scales.load([(lane * length + start) // BLOCK_A, row0])
-        if BLOCK_B > 0:
-            y_code = b_scales.load([(lane * length + start) // BLOCK_B, column0])
-        if BLOCK_A > 0 and BLOCK_B > 0:
-            x_low, x_high = _halves(x, x_code, BLOCK_A, FORM_A)
-            y_low, y_high = _halves(y, y_code, BLOCK_B, FORM_B)
-            out = tl.dot(_dealt(x_low), tl.trans(settled(_dealt(y_low))), out)
-            out = tl.dot(_dealt(x_high), tl.trans(settled(_dealt(y_high))), out)
-        elif BLOCK_A > 0:
-            out = tl.dot(_in_order(x, x_code, BLOCK_A, FORM_A), tl.trans(y), out)
-        else:
-            out = tl.dot(x, tl.trans(settled(_in_order(y, y_code, BLOCK_B, FORM_B))), out)
-    out = out * power
-    row, column = row0 + tl.arange(0, ROWS).to(tl.int64), column0 + tl.arange(0, COLUMNS).to(tl.int64)
-    lane = lane.to(tl.int64)
-    out = finished_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
-    at = (lane * rows + row)[:, None] * columns + column[None, :]
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), (row < rows)[:, None] & (column < columns)[None, :])
+    of_lane = ((rows + ROWS - 1) // ROWS) * ((columns + COLUMNS - 1) // COLUMNS)
+    for number in tl.range(tl.program_id(0), lanes * of_lane, tl.num_programs(0), flatten=FLATTEN):
+        lane = number // of_lane
+        row0, column0 = place_of(number % of_lane, rows, columns, ROWS, COLUMNS, GROUP)
+        out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        for start in range(0, length, ALONG):
+            x = a.load([lane * rows + row0, start // (2 if BLOCK_A > 0 else 1)])
+            y = b.load([lane * columns + column0, start // (2 if BLOCK_B > 0 else 1)])
+            if BLOCK_A > 0:
+                x_code = a_scales.load([(lane * length + start) // BLOCK_A, row0])
+            if BLOCK_B > 0:
+                y_code = b_scales.load([(lane * length + start) // BLOCK_B, column0])
+            if BLOCK_A > 0 and BLOCK_B > 0:
+                x_low, x_high = _halves(x, x_code, BLOCK_A, FORM_A)
+                y_low, y_high = _halves(y, y_code, BLOCK_B, FORM_B)
+                out = tl.dot(_dealt(x_low), tl.trans(settled(_dealt(y_low))), out)
+                out = tl.dot(_dealt(x_high), tl.trans(settled(_dealt(y_high))), out)
+            elif BLOCK_A > 0:
+                out = tl.dot(_in_order(x, x_code, BLOCK_A, FORM_A), tl.trans(y), out)
+            else:
+                out = tl.dot(x, tl.trans(settled(_in_order(y, y_code, BLOCK_B, FORM_B))), out)
+        out = out * power
+        at, row = lane.to(tl.int64), row0 + tl.arange(0, ROWS).to(tl.int64)
+        column = column0 + tl.arange(0, COLUMNS).to(tl.int64)
+        factors = factor_a_ptr, factor_b_ptr, bias_ptr
+        out = finished_tile(out, *factors, at, row, rows, column, columns, OF_A, OF_B, BIAS)
+        there = out_ptr + (at * rows + row)[:, None] * columns + column[None, :]
+        tl.store(there, out.to(out_ptr.dtype.element_ty), (row < rows)[:, None] & (column < columns)[None, :])
 
 
 def multiply(
-    a: Packed | Tensor, b: Packed | Tensor, finish: Finish, tiles: Tiles, registers: int | None = None
+    a: Packed | Tensor,
+    b: Packed | Tensor,
+    finish: Finish,
+    tiles: Tiles,
+    registers: int | None = None,
+    programs: int | None = None,
 ) -> Tensor:
     """a [L, R, K] · b [L, S, K]ᵀ, finished: [L, R, S] of its dtype; one or both packed, the other bfloat16, contiguous.
 
     `tiles.along` is a multiple of four blocks. registers: of a thread, None for as many as the compiler wants. While
-    one program decodes another may multiply, if both fit: 128 for 8 warps. ValueError for operands that `why_not` has a
-    reason against.
+    one program decodes another may multiply, if both fit: 128 for 8 warps. programs: so many of each processor take
+    tile after tile, None for a program a tile. ValueError for operands that `why_not` has a reason against.
     """
     if reason := why_not(a, b, tiles.along):
         raise ValueError(reason)
@@ -150,16 +162,12 @@ def multiply(
         operands.append(_tiles_of(scales[0], tiles.along // block, lines) if block else out)
     forms = [_form(block_a, block_b), _form(block_b, block_a)]
     power = math.prod(POWERS[form] for form in forms if form)
-    programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
-    blocks = {
-        "BLOCK_A": block_a,
-        "BLOCK_B": block_b,
-        "FORM_A": forms[0],
-        "FORM_B": forms[1],
-        "GROUP": GROUP,
-        "maxnreg": registers,
-    }
-    _packed_kernel[programs](*operands, out, *factors, rows, columns, length_of(a), power, **blocks, **constants)
+    count = lanes * triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)
+    grid = launch_grid(count if programs is None else min(count, programs * processors(x.device)))
+    blocks = {"BLOCK_A": block_a, "BLOCK_B": block_b, "FORM_A": forms[0], "FORM_B": forms[1]}
+    chosen = {"GROUP": GROUP, "FLATTEN": programs is not None, "maxnreg": registers}
+    sizes = lanes, rows, columns, length_of(a), power
+    _packed_kernel[grid](*operands, out, *factors, *sizes, **blocks, **chosen, **constants)
     return out
 
 

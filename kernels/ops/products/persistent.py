@@ -140,13 +140,13 @@ def persistent(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles, how: How = Ho
     flags = {"A_LAST": a.stride(2) == 1, "B_LAST": b.stride(2) == 1, "GROUP": GROUP, "PARTS": how.parts}
     flags |= {"FLATTEN": how.flatten, "SPECIALIZED": how.specialized, "STAGED": how.staged}
     tiles_in_all = lanes * triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)
-    programs = launch_grid(min(tiles_in_all, how.programs * _processors(a.device)))
+    programs = launch_grid(min(tiles_in_all, how.programs * processors(a.device)))
     _persistent_kernel[programs](*operands, there, *factors, lanes, rows, columns, length, **flags, **constants)
     return out
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     """Multiprocessors of a device."""
     if by_device(device, cpu=True, cuda=False):
         return _FEW
