@@ -26,8 +26,8 @@ class Destination:
 
     def close(self) -> bool:
         """Leave gradients to autograd again. True if the view has one."""
-        self.view = None
-        return self.is_written
+        written, self.view, self.is_written = self.is_written, None, False
+        return written
 
     @property
     def free(self) -> Tensor | None:

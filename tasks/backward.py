@@ -36,7 +36,8 @@ def backward(
     if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
-    optimizer.gradients.open()
+    if parts == 1:  # of several each sums the uses of a weight by itself, as autograd does, and then all are added up
+        optimizer.gradients.open()
     for part in range(parts):
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
         with numerics.temporarily(part=part):

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.training import Coreset
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.memory import keep_freed_memory
@@ -60,6 +61,8 @@ class Population:
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
+        if task.rounds_inputs and (task.prepare or not data["train_x"].is_floating_point()):
+            raise ConfigError("rounds_inputs", True, "False, for a task that prepares its data or has whole numbers")
         if task.rounds_inputs:
             data["train_x"] = data["train_x"].to(getattr(torch, task.dtype))
         self.problem = Problem(**data, init={})

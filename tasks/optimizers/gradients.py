@@ -1,7 +1,8 @@
 """The gradients of a model's parameters as one tensor [L, P], which products write those of their weights into.
 
 What autograd leaves, the gradients of biases, norms and tables, is put beside them: small ones, which are many, at
-once. Every gradient is the sum that autograd would have made, in its order.
+once. Every gradient is the sum that autograd would have made, in its order; only what a weight gets elsewhere, by a
+penalty on it, is added last.
 """
 
 from __future__ import annotations
@@ -55,12 +56,15 @@ class Gradients:
         """The gradients [L, P] of the backward passes since `open`, or of those by autograd alone; they are cleared."""
         written = {i for i, destination in self.destinations.items() if destination.close()}
         rest = {i: _of(p) for i, p in enumerate(self.parameters) if i not in written}
+        by_autograd_too = {i: _of(p) for i in written if (p := self.parameters[i]).grad is not None}
         out, self.made = self.made, None
         for p in self.parameters:
             p.grad = None
         if out is None or not written:
             return torch.cat(list(rest.values()), dim=1)
         views = out.split(self.sizes, 1)
+        for i, left in by_autograd_too.items():
+            views[i].add_(left)
         for i in rest.keys() - self.small:
             views[i].copy_(rest[i])
         if self.small:

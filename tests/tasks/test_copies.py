@@ -1,13 +1,16 @@
 """Weights that products take in BF16 have a copy in it, which is theirs whatever changes them; no bit depends on it."""
 
+import copy
+import pickle
+
 import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM, Training
 from fp4dse.kernels import QuantLinear
-from fp4dse.kernels.ops.rounded import rounded
+from fp4dse.kernels.ops.rounded import keep_copy, refresh, rounded
 from fp4dse.tasks import Lane, get_task
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.evaluation import evaluate
@@ -114,3 +117,19 @@ def test_weights_that_are_changed_between_captured_steps_are_read_anew(device, m
     (mine, loss), (bare, expected) = found
     assert torch.equal(mine, bare)
     assert torch.equal(loss, expected)
+
+
+def test_a_copy_that_is_loaded_is_made_anew():
+    """Torch counts changes of a loaded tensor from the start, so that an old copy might pass for a new one."""
+    x = torch.randn(2, 4, 8)
+    keep_copy(x, torch.zeros(2, 4, 8, dtype=torch.bfloat16))
+    refresh(x)
+    x.mul_(3.0)
+    for again in copy.deepcopy(x), pickle.loads(pickle.dumps(x)):
+        assert torch.equal(rounded(again, torch.bfloat16), x.to(torch.bfloat16))
+
+
+def test_inputs_that_are_prepared_are_not_rounded_before():
+    task = msgspec.structs.replace(get_task("regression", "smoke"), prepare=lambda *data: data)
+    with pytest.raises(ConfigError, match="rounds_inputs"):
+        Population(task, [Lane(Recipe.named("bf16"), 1e-3, 0)], "cpu")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.destination import Destination, destination_of
 from fp4dse.tasks import Lane, get_task
 from fp4dse.tasks.engine import Population
@@ -38,7 +38,9 @@ def trained(recipe, name, steps=2, parts=1) -> Population:
     ],
 )
 def test_no_bit_depends_on_who_writes_gradients(recipe, name, parts, monkeypatch):
+    monkeypatch.setattr(gradients, "ALIGNED", 1)  # sizes that only a GPU asks for
     mine = trained(recipe, name, parts=parts)
+    assert mine.optimizer.gradients.destinations
     monkeypatch.setattr(gradients, "written_by_products", lambda model: [False for _ in model.parameters()])
     plain = trained(recipe, name, parts=parts)
     assert not plain.optimizer.gradients.destinations
@@ -78,6 +80,39 @@ def test_autograd_has_them_while_no_destination_is_open():
     assert model.bias.grad is None
     model(x).sum().backward()
     assert torch.equal(model.weight.grad, by_autograd[0])
+    assert torch.equal(made.take(), taken)
+
+
+def test_what_a_weight_gets_by_a_penalty_is_added():
+    model, x = layer(), torch.randn(2, 5, 12)
+    made = Gradients(model, [96, 8], torch.zeros(2, 104))
+    (model(x).sum() + model.weight.square().sum()).backward()
+    expected = made.take()
+    made.open()
+    (model(x).sum() + model.weight.square().sum()).backward()
+    assert torch.allclose(made.take(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_layer_used_twice_in_parts_has_the_same_bits_beside_a_lane_with_a_rule_for_it():
+    base = get_task("regression", "smoke")
+
+    def model(parameters, numerics):
+        made = base.model(parameters, numerics)
+        a, b = made.layers
+        made.forward = lambda x: b(silu(a(silu(a(x)))))
+        return made
+
+    task = msgspec.structs.replace(base, steps=3, model=model)
+    plain = {**recipe_to_dict(Recipe.named("bf16")), "training": {"accumulate": 2}}
+    ruled = recipe_from_dict({**plain, "layers": [{"name": "w0", "*": "mxfp8"}]})
+
+    def first_lane(*recipes) -> torch.Tensor:
+        p = Population(task, [Lane(recipe, task.lr, seed) for seed, recipe in enumerate(recipes)], "cpu")
+        for step in range(3):
+            p.train_step(step)
+        return p.optimizer.flat[0]
+
+    assert torch.equal(first_lane(recipe_from_dict(plain)), first_lane(recipe_from_dict(plain), ruled))
 
 
 def test_a_second_pass_adds_to_the_first():

@@ -5,7 +5,7 @@ so at half the speed of memory.
 
 A tensor that is read more often than it changes may have a copy in BF16 beside it (`keep_copy`). One that is as new as
 the tensor is taken, else the tensor is rounded. Torch counts what changes a tensor in place; what it does not see, a
-kernel or a captured step, has to write the copy too.
+kernel, a captured step or `.data`, has to write the copy too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class Copy:
     def __init__(self, values: Tensor) -> None:
         self.values = values
         self.version: int | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """As one that is to be made: torch counts anew for a tensor that is loaded or copied."""
+        return {"values": self.values, "version": None}
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
