@@ -2,7 +2,7 @@
 
 Autograd would leave it in a tensor of its own, from which an optimizer that wants one tensor of all has to copy it. A
 weight with a destination gets no gradient from autograd while that is open: the first product writes there what it
-makes, further ones (other parts of a batch) add to it, as autograd would.
+makes, further ones (other uses of the weight) add to it, as autograd would.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import wraps
 from html import escape
 
+import pandas as pd
+
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.text.ratios import written_in
 
@@ -61,6 +63,23 @@ def for_each_setting(body: Callable[[Findings], str]) -> Callable[[Findings], st
         )
 
     return bodies
+
+
+def where_any(
+    found: Findings, lines_of: Callable[[Findings], pd.DataFrame], shown: Callable[[pd.DataFrame], str], none: str
+) -> str:
+    """The body of a panel from the lines of each setting; empty where none has any. none: HTML for one without."""
+    lines = [lines_of(one) for one in found.settings]
+    if not any(len(of) for of in lines):
+        return ""
+    by_setting = iter(lines)
+
+    @for_each_setting
+    def of_setting(_: Findings) -> str:
+        here = next(by_setting)
+        return shown(here) if len(here) else none
+
+    return of_setting(found)
 
 
 def _in_its_unit(body: Callable[[Findings], str], one: Findings) -> str:

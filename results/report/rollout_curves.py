@@ -13,7 +13,7 @@ from fp4dse.results.report.curves import MOST
 from fp4dse.results.report.figures import AXIS, COLOURS, DASHES, LAYOUT, numbers, wrapped
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.page import plot
-from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.report.panel import Panel, where_any
 from fp4dse.results.stats.paired import at_best_lr, outcomes
 from fp4dse.results.stats.stages import screened
 
@@ -39,17 +39,8 @@ rollout's weights relative to the weights, in parts that add up to it with their
 
 def curves(found: Findings) -> str:
     """A figure per setting (HTML); empty where nothing was recorded of a rollout."""
-    parts = [recorded(one) for one in found.settings]
-    if not any(len(part) for part in parts):
-        return ""
-    by_setting = iter(parts)
-
-    @for_each_setting
-    def of_setting(_: Findings) -> str:
-        lines = next(by_setting)
-        return plot(figure(lines), "") if len(lines) else "<p>Nothing was recorded of rollouts here.</p>"
-
-    return of_setting(found)
+    nothing = "<p>Nothing was recorded of rollouts here.</p>"
+    return where_any(found, recorded, lambda lines: plot(figure(lines), ""), nothing)
 
 
 def recorded(found: Findings) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import number, typeset
 from fp4dse.results.report.page import table
-from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.report.panel import Panel, where_any
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.rollout_effects import rollout_effects
 
@@ -34,17 +34,7 @@ pairs, and in brackets 95 % intervals over seeds; <b>bold</b> where q, p adjuste
 
 def effects(found: Findings) -> str:
     """A table per setting (HTML), a line a treatment and kind of trainer; empty where there is no pair."""
-    lines = [effects_of(one) for one in found.settings]
-    if not any(len(of) for of in lines):
-        return ""
-    by_setting = iter(lines)
-
-    @for_each_setting
-    def of_setting(_: Findings) -> str:
-        here = next(by_setting)
-        return _table(here) if len(here) else "<p>No two recipes with records make a pair here.</p>"
-
-    return of_setting(found)
+    return where_any(found, effects_of, _table, "<p>No two recipes with records make a pair here.</p>")
 
 
 def effects_of(found: Findings) -> pd.DataFrame:

@@ -61,9 +61,11 @@ class Population:
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
-        if task.rounds_inputs and (task.prepare or not data["train_x"].is_floating_point()):
-            raise ConfigError("rounds_inputs", True, "False, for a task that prepares its data or has whole numbers")
         if task.rounds_inputs:
+            if task.prepare or not data["train_x"].is_floating_point():
+                raise ConfigError(
+                    "rounds_inputs", True, "False, for a task that prepares its data or has whole numbers"
+                )
             data["train_x"] = data["train_x"].to(getattr(torch, task.dtype))
         self.problem = Problem(**data, init={})
         self.batches: Batches | None = None
