@@ -146,7 +146,8 @@ def test_three_seeds_at_three_rates_are_what_the_store_has(page, three):
     of_bf16 = {rate: three.loc[("bf16", rate), "solved"] for rate in (1.2e-4, 2.4e-4, 4.8e-4)}
     assert max(of_bf16, key=lambda rate: of_bf16[rate]) == 2.4e-4, "the rate of the preset, not at the edge"
     least = three.xs(4.8e-4, level="lr")["least"].loc[[IN_ROLLOUTS, "bf16, noise qerl", "bf16", "mxfp4-rceil"]]
-    found = re.search(r"ends at (\d+) % with MXFP4 rollouts, at (\d+) with .{6}, at (\d+) with BF16, at (\d+)", page)
+    said = section(page, "Which rate?")
+    found = re.search(r"ends at (\d+) % with MXFP4 rollouts, at (\d+) with .{6}, at (\d+) with BF16, at (\d+)", said)
     assert [int(number) for number in found.groups()] == [round(number) for number in least]
 
 
@@ -198,7 +199,7 @@ def test_every_query_of_the_page_answers_with_its_views(page, store):
 
 
 def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, store, one_rate):
-    view, runs = one_rate["VIEWS"]["rollout_effects"], one_rate["runs"]
+    view, runs = one_rate["rollout_effects"], one_rate["runs"]
     twice = view(runs[runs["preset"].eq("small") & runs["lr"].eq(4.8e-4)])
     order = [("noise weights", "fp4"), ("noise weights", "bf16"), ("noise weights", "qat"), ("noise qerl", "qat")]
     order += [("noise weights", "bf16"), ("noise qerl", "bf16")]
