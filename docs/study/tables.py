@@ -30,6 +30,8 @@ from fp4dse.results.text.ratios import change, change_with_range
 from fp4dse.results.views import front
 
 HERE = Path(__file__).parent
+_SAID = ("task", "interval")
+"""Columns that the text above a table stands for."""
 
 
 def main() -> None:
@@ -61,7 +63,7 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
     for title, rows in effect_tables(mine, questions).items():
         if rows:
             parts.append(
-                f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k != 'task'} for row in rows])}"
+                f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k not in _SAID} for row in rows])}"
             )
     return "".join(parts) + "\n" if parts else _markdown([])
 

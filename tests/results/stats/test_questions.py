@@ -187,6 +187,23 @@ def test_an_answer_takes_the_task_that_screens_and_the_first_later_one_that_has_
     assert answer(questions, wide)[wgrad] == ("not settled", "the interval on language:small holds zero")
 
 
+def test_a_later_task_is_read_by_the_interval_of_one_effect_alone(questions, recipes):
+    """Told from nothing alone and not together: that repeats it, and the table shows the interval that decided."""
+    effect, noises = {rotated("fprop"): -0.02}, {"small": 1e-3, "medium": 0.02}
+    runs = [
+        trained(recipes, preset, effect, noise=noise, rng=np.random.default_rng(3)) for preset, noise in noises.items()
+    ]
+    found = effects_of(pd.concat(runs, ignore_index=True), questions)
+    mine = line(found[found["preset"].eq("medium")], "fprop")
+    assert mine["own_high"] < 0 < mine["high"]
+    assert (mine["tells"], mine["repeats"]) == ("open", "helps")
+    assert answer(questions, *runs)[("Q1", "fprop")][0] == "confirmed"
+    first, second = (row for row in next(iter(effect_tables(found, questions).values())) if row["effect"] == "fprop")
+    assert (first["task"], first["interval"]) == ("language:small", "for all of Q1")
+    assert (second["task"], second["interval"], second["loss: it"]) == ("language:medium", "for it alone", "helps")
+    assert f"to {100 * np.expm1(mine['own_high']):+.2f}" in second["loss"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
