@@ -4,9 +4,9 @@ An effect is the mean difference of log loss over all pairs of recipes that diff
 loss less what the recipe's training side does to BF16 (`gap_matched`). Its variance is that over seeds, pooled over all
 effects of a setting as far as these are alike beside independent lanes. The interval is 95 % for all effects of a
 question at once (Bonferroni); `own_low` and `own_high` are for one alone. The task that screens chooses among all
-effects, and is read by the first; a later task is asked of effects that were told, and is read by the second (`repeats`).
-Pooled intervals are 95 % on average over the effects of a setting: one whose lanes differ far more from seed to seed than
-the others' is in its interval less often.
+effects, and is read by the first; a later task is asked of effects that were told, and is read by the second
+(`repeats`). Where variances are pooled, intervals are 95 % on average over the effects of a setting: one whose lanes
+differ far more from seed to seed than those of the others is in its interval less often.
 
 It `helps` or `harms` where the interval lies on one side of zero, is `negligible` where it lies within the margin of
 the file, and `open` otherwise. Then
@@ -45,8 +45,8 @@ def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
 
     Columns: SETTING, evaluation, question (id), effect (name), pairs, seeds, difference (mean log loss ratio, below 0
     where it helps), low, high, own_low, own_high (see the top), diverges, recovers (pairs of which the changed, or the
-    unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high), repeats (helps, harms or
-    open, by own_low and own_high).
+    unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high), repeats (helps, harms
+    or open, by own_low and own_high).
     """
     first = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
     recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first.items()}
