@@ -14,7 +14,7 @@ smallest normal number 2^emin holds the operand iff the bits are at most p and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 
 import msgspec
@@ -39,6 +39,11 @@ OPERAND_FORMATS: dict[str, FloatFormat] = {
     "tf32": FloatFormat(mantissa=10, emin=-126, max=(2 - 2**-10) * 2.0**127, bits=19),
 }
 """Formats of matrix units that may hold an operand, the fastest first. What none of them holds is left in FP32."""
+
+FP8_FORMATS: dict[str, FloatFormat] = {name: ELEMENTS[name] for name in ("e5m2", "e4m3")}
+"""Formats of FP8 units that may hold an operand, that of the widest range first."""
+FP8_BITS = max(number.mantissa for number in FP8_FORMATS.values()) + 1
+"""Significant bits that they have at most."""
 
 _E6M2 = FloatFormat(mantissa=2, emin=-48, max=1.5 * 2.0**15, bits=8)
 
@@ -142,6 +147,46 @@ def operand_format(quantizer: Quantizer) -> str:
     """The fastest of OPERAND_FORMATS that holds the operand, else `fp32`."""
     found = operand_grid(quantizer)
     return next((name for name, number in OPERAND_FORMATS.items() if found and holds(number, found)), "fp32")
+
+
+@lru_cache(maxsize=4096)
+def fp8_format(quantizer: Quantizer) -> str | None:
+    """The first of FP8_FORMATS that holds the operand, times a power of two, where its blocks do not differ too much in
+    size; None if none does.
+
+    Elements of 8 bits fill a format's range, and leave no room for blocks of different scale beside each other.
+    """
+    bits = significant_bits(quantizer)
+    if bits is None or quantizer.is_plain:
+        return None
+    if element_format(quantizer.element).bits > 4 and not isinstance(quantizer.scale, One):
+        return None
+    return next((name for name, number in FP8_FORMATS.items() if bits <= number.mantissa + 1), None)
+
+
+def fp8_formats(a: Sequence[Quantizer], b: Sequence[Quantizer]) -> tuple[str | None, str | None]:
+    """The FP8 of both operands of a product: the first of FP8_FORMATS that holds an operand in all lanes, None if none
+    does.
+
+    cuBLAS multiplies no E5M2 by E5M2. So the second operand, the weight or in wgrad the input, is in E4M3 where that
+    holds it as well: both have a narrower range than gradients.
+    """
+    first, second = _fp8_of_all(a), _fp8_of_all(b)
+    if first == second == "e5m2" and all(element_format(q.element).bits <= 4 for q in b):
+        second = "e4m3"
+    return first, second
+
+
+def _fp8_of_all(quantizers: Sequence[Quantizer]) -> str | None:
+    found, order = [fp8_format(q) for q in quantizers], [*FP8_FORMATS]
+    known = [name for name in found if name is not None]
+    return max(known, key=order.index) if known and len(known) == len(found) else None
+
+
+def has_factor(quantizer: Quantizer) -> bool:
+    """False if a product of elements and block scales needs no decode factor afterwards: it is 1."""
+    q = quantizer
+    return q.is_plain or q.codec != "block" or q.tensor_scale is not None or q.range not in ("full", "16/17")
 
 
 def product_format(*quantizers: Quantizer) -> str:

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.exactness import (
     OPERAND_FORMATS,
     element_grid,
     format_grid,
+    fp8_formats,
     grid,
+    has_factor,
     holds,
     operand_format,
     operand_grid,
@@ -22,7 +24,7 @@ from fp4dse.dse.exactness import (
 )
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.quantizer_rules import quantizer_faults
-from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, scale_key
+from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
 from tests.each import each
 
 POWERS = [2.0**e for e in range(-127, 128)]
@@ -125,3 +127,23 @@ def later():
 def test_of_a_codec_that_is_not_listed_no_format_is_known_to_hold_operands():
     assert later().codec == "later"
     assert (element_grid(later()), operand_format(later())) == (None, "fp32")
+
+
+def test_of_two_operands_that_e5m2_holds_the_second_is_in_e4m3():
+    """Unless its elements fill E5M2."""
+    mxfp4, e5m2, nvfp4 = (Quantizer.named(name) for name in ("mxfp4", "fp8-e5m2-current", "nvfp4"))
+    assert fp8_formats([mxfp4], [mxfp4]) == ("e5m2", "e4m3")
+    assert fp8_formats([mxfp4], [e5m2]) == ("e5m2", "e5m2")
+    assert fp8_formats([Quantizer.named("fp8-row")], [mxfp4]) == ("e4m3", "e5m2")
+    assert fp8_formats([nvfp4], [mxfp4]) == (None, "e5m2")
+    assert fp8_formats([mxfp4, nvfp4], [mxfp4]) == (None, "e5m2")
+
+
+def test_lanes_whose_products_have_other_factors_are_not_of_one_structure():
+    """Under FP8 units, which take other ways with them."""
+    scaled = Quantizer(element="e2m1", scale=E8M0(), block=32, tensor_scale=TensorScale())
+    recipes = [Recipe.uniform(q) for q in (Quantizer.named("mxfp4"), scaled)]
+    assert [has_factor(recipe.fprop.x) for recipe in recipes] == [False, True]
+    assert recipes[0].signature() == recipes[1].signature()
+    first, second = (msgspec.structs.replace(recipe, gemm="fp8-exact").signature() for recipe in recipes)
+    assert first != second
