@@ -41,9 +41,8 @@ def multiply(a: Fp8, b: Fp8, finish: Finish) -> Tensor:
     scale_a, scale_b = (_scale(x, f) for x, f in ((a, finish.factor_a), (b, finish.factor_b)))
     x, y = a.values.contiguous(), b.values.contiguous()
     out = x.new_empty(len(x), x.shape[1], y.shape[1], dtype=finish.dtype)
-    for lane in range(len(x)):
-        scales = {"scale_a": scale_a[lane], "scale_b": scale_b[lane], "use_fast_accum": False}
-        torch._scaled_mm(x[lane], y[lane].T, out_dtype=finish.dtype, out=out[lane], **scales)
+    for left, right, product, of_a, of_b in zip(x, y, out, scale_a, scale_b, strict=True):
+        torch._scaled_mm(left, right.T, of_a, of_b, out_dtype=finish.dtype, use_fast_accum=False, out=product)
     return out
 
 

@@ -285,14 +285,18 @@ def both_kernel(
     first = row + column == 0
     rest = seeds_ptr, step_ptr, stream
     no_fp8 = None, None, None, None
-    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, *no_fp8, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
-    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, *no_fp8, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
+    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr
+    tables_1 = dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
+    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr
+    tables_2 = dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
     _operand(
         lane,
         first,
         row0,
         column0,
         *pointers_1,
+        *no_fp8,
+        *tables_1,
         site_1,
         rows,
         width,
@@ -320,6 +324,8 @@ def both_kernel(
         column0,
         row0,
         *pointers_2,
+        *no_fp8,
+        *tables_2,
         site_2,
         width,
         rows,
