@@ -21,7 +21,7 @@ import msgspec
 
 from fp4dse.dse.formats import E8M0_GRID, ELEMENTS, SCALES, SMALLEST, FloatFormat
 from fp4dse.dse.own_formats import TableElement, element_format
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import Quantizer, tile
 from fp4dse.dse.scale import E6M2, E8M0, FloatScale, One, scale_grid
 
 
@@ -151,36 +151,43 @@ def operand_format(quantizer: Quantizer) -> str:
 
 @lru_cache(maxsize=4096)
 def fp8_format(quantizer: Quantizer) -> str | None:
-    """The first of FP8_FORMATS that holds the operand, times a power of two, where its blocks do not differ too much in
-    size; None if none does.
+    """The first of FP8_FORMATS in which FP8 units take the operand, None if they do not.
 
-    Elements of 8 bits fill a format's range, and leave no room for blocks of different scale beside each other.
+    E2M1 × E8M0 in blocks or tiles: the format of the widest range, under a power of two for the operand. E4M3 and E5M2
+    under one factor of the tensor: themselves. Elements of 8 bits in blocks fill a format's range, and leave no room
+    for blocks of different scale beside each other; other operands, whatever their bits, are left to BF16 units.
     """
-    bits = significant_bits(quantizer)
-    if bits is None or quantizer.is_plain:
+    q = quantizer
+    if q.is_plain or q.codec != "block" or q.factors_over != "tensor" or q.outliers is not None:
         return None
-    if element_format(quantizer.element).bits > 4 and not isinstance(quantizer.scale, One):
-        return None
-    return next((name for name, number in FP8_FORMATS.items() if bits <= number.mantissa + 1), None)
+    if isinstance(q.scale, One):
+        return q.element if q.element in FP8_FORMATS and q.block == "tensor" else None
+    in_blocks = isinstance(q.block, int) or tile(q.block) is not None
+    return next(iter(FP8_FORMATS)) if q.element == "e2m1" and isinstance(q.scale, E8M0) and in_blocks else None
 
 
-def fp8_formats(a: Sequence[Quantizer], b: Sequence[Quantizer]) -> tuple[str | None, str | None]:
-    """The FP8 of both operands of a product: the first of FP8_FORMATS that holds an operand in all lanes, None if none
-    does.
+def fp8_formats(a: Sequence[Quantizer], b: Sequence[Quantizer]) -> tuple[str, str] | None:
+    """The FP8 of both operands of a product on FP8 units, in all lanes; None if these do not take it.
 
-    cuBLAS multiplies no E5M2 by E5M2. So the second operand, the weight or in wgrad the input, is in E4M3 where that
-    holds it as well: both have a narrower range than gradients.
+    cuBLAS multiplies no E5M2 by E5M2. So where both would be, one that E4M3 holds as well is in that: the second
+    operand, the weight or in wgrad the input, rather than the first, since both have a narrower range than gradients.
     """
-    first, second = _fp8_of_all(a), _fp8_of_all(b)
-    if first == second == "e5m2" and all(element_format(q.element).bits <= 4 for q in b):
-        second = "e4m3"
+    of_each = [{fp8_format(q) for q in quantizers} for quantizers in (a, b)]
+    if any(len(found) > 1 or None in found for found in of_each):
+        return None
+    (first,), (second,) = of_each
+    assert first is not None
+    assert second is not None
+    if first == second == "e5m2":
+        if not any(is_fp8_itself(q) for q in b):
+            return first, "e4m3"
+        return None if any(is_fp8_itself(q) for q in a) else ("e4m3", second)
     return first, second
 
 
-def _fp8_of_all(quantizers: Sequence[Quantizer]) -> str | None:
-    found, order = [fp8_format(q) for q in quantizers], [*FP8_FORMATS]
-    known = [name for name in found if name is not None]
-    return max(known, key=order.index) if known and len(known) == len(found) else None
+def is_fp8_itself(quantizer: Quantizer) -> bool:
+    """True if elements are FP8 numbers that a single factor scales, which need no power of two."""
+    return isinstance(quantizer.scale, One) and fp8_format(quantizer) is not None
 
 
 def has_factor(quantizer: Quantizer) -> bool:

@@ -19,7 +19,7 @@ from fp4dse.dse.channel_rules import choice_fault, forward_fault, product_fault,
 from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.exactness import FP8_BITS, fp8_format, significant_bits
+from fp4dse.dse.exactness import FP8_BITS, significant_bits
 from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.rule import check_rules
 from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, TrainedScales, outlier_words
@@ -319,16 +319,13 @@ def _inject(r: Recipe) -> ConfigError | None:
 
 
 def _fp8_operands(r: Recipe) -> ConfigError | None:
-    """FP8 products take operands of few significant bits, in blocks that leave room for one another."""
+    """FP8 products take operands of few significant bits."""
     if r.gemm != "fp8-exact":
         return None
     for slot in SLOTS:
-        q = r.slot(slot)
-        if fp8_format(q) is None:
-            bits = significant_bits(q)
-            what = f"{q.label()} in {slot} has {bits or 'more than 24'} significant bits, FP8 has {FP8_BITS}"
-            if bits is not None and bits <= FP8_BITS:
-                what = f"{q.label()} in {slot} has elements of 8 bits in blocks, FP8 has no room for several scales"
+        bits = significant_bits(r.slot(slot))
+        if bits is None or bits > FP8_BITS:
+            what = f"{r.slot(slot).label()} in {slot} has {bits or 'more than 24'} significant bits, FP8 has {FP8_BITS}"
             return ConfigError("gemm", "fp8-exact", f"exact, bf16-rounded ({what})")
     return None
 

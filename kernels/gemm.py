@@ -9,10 +9,10 @@ is the chip's:
     bf16-exact     operands of at most 8 bits in BF16
     tf32-exact     operands of at most 11 bits in TF32
     fp32           any operand, on any device
-    fp8-exact      operands of at most 3 bits in E5M2, or of 4 in E4M3, under a power of two for the lane; tiles of the
-                   result whose operands these do not hold are BF16's (ops/fp8). Hopper adds FP8 products in fewer than
-                   24 bits, relative error 1e-4, and promotes their sums to FP32: after 128 numbers, or where cuBLAS
-                   does so. Only on request
+    fp8-exact      E2M1 × E8M0 in E5M2 or E4M3, under a power of two for the lane, and elements of FP8 under a factor of
+                   the tensor; tiles of the result whose operands these do not hold are BF16's, and so are products of
+                   other shapes than ops/fp8 lists. Hopper adds FP8 products in fewer than 24 bits and promotes their
+                   sums to FP32 (ops/fp8 has the bound). Only on request
     bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as in most
                    simulations. Only on request
 
@@ -35,10 +35,10 @@ from torch import Tensor
 
 from fp4dse.dse import Quantizer
 from fp4dse.dse.exactness import (
-    FP8_BITS,
     OPERAND_FORMATS,
     element_grid,
     fp8_format,
+    fp8_formats,
     operand_format,
     operand_grid,
     significant_bits,
@@ -62,7 +62,8 @@ class Gemm(msgspec.Struct, frozen=True):
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
     operand   the dtype that `run` converts operands to: a quantizer may write it directly
     sums      how the unit's sums of fewer bits than FP32 become FP32, a word for rows; "": it has none
-    fp8       operands come in FP8, under a power of two for a lane (ops/fp8); `run` makes it of others
+    fp8       operands come in FP8, under a power of two for a lane, where their shapes are those of ops/fp8; `run` is
+              for other shapes
     whole     operands come decoded with all their factors, not as element × block scale alone
     fp32      products of FP32 numbers in the kernel that scales partial sums, `ieee` or `tf32`; None: by `run` alone
     """
@@ -120,14 +121,14 @@ def product(
 
     A factor is None, [L], one for each row ([L, R] of the first operand, [L, S] of the second), or one for each segment
     of a row ([L, R, K / 128], [L, S, K / 128]). filled: what is not zeros, where that is known. shifts:
-    of values in FP8.
+    of values in FP8, which have no factors of segments and are filled.
     """
     a, b = operands
     along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)
     finish = end._replace(factor_a=first, factor_b=second)
     if a.dtype in fp8.TOPS:
-        return fp8.multiply(fp8.Fp8(a, shifts[0], along_a), fp8.Fp8(b, shifts[1], along_b), finish, *(filled or ()))
+        return fp8.multiply(fp8.Fp8(a, shifts[0]), fp8.Fp8(b, shifts[1]), finish)
     if along_a is None and along_b is None:
         if filled is None or gemm.fp32 is None:
             return gemm.run(a, b, finish)
@@ -148,12 +149,6 @@ def fp32(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
 def tf32_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """The product of operands whose last 13 bits are zero: TF32 drops no others."""
     return multiply(a, b, "tf32", finish)
-
-
-def fp8_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
-    """The product of operands that come in no FP8, of at most 4 bits, in E4M3."""
-    first, second = (fp8.Fp8(*fp8.to_fp8(x, fp8.E4M3)) for x in (a, b))
-    return fp8.multiply(first, second, finish)
 
 
 def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | None:
@@ -193,10 +188,12 @@ def _why_not_fp8(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: S
     if reason := why_not_fused(device):
         return f"fp8-exact not taken: {reason}"
     for q in (*quantizers_a, *quantizers_b):
-        if (significant_bits(q) or 99) > FP8_BITS:
-            return f"fp8-exact not taken: FP8 has {FP8_BITS} significant bits, {q.label()} {_bits(q)}"
         if fp8_format(q) is None:
-            return f"fp8-exact not taken: elements of {q.label()} fill FP8, which has no room for several scales"
+            return (
+                f"fp8-exact not taken: FP8 units take E2M1 × E8M0 and FP8 with a factor of the tensor, not {q.label()}"
+            )
+    if fp8_formats(quantizers_a, quantizers_b) is None:
+        return "fp8-exact not taken: found E5M2 twice; accepted: E4M3 for one"
     return None
 
 
@@ -208,7 +205,7 @@ GEMMS: dict[str, Gemm] = {
     "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16, fp32="ieee"),
     "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32"), fp32="tf32"),
     "fp32": Gemm(fp32, _never, fp32="ieee"),
-    "fp8-exact": Gemm(fp8_exact, _why_not_fp8, torch.bfloat16, sums="promoted", fp8=True),
+    "fp8-exact": Gemm(bf16, _why_not_fp8, torch.bfloat16, sums="promoted", fp8=True, fp32="ieee"),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
 """Name -> backend."""

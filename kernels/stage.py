@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
-from fp4dse.dse.exactness import fp8_formats, has_factor
+from fp4dse.dse.exactness import fp8_formats, has_factor, is_fp8_itself
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
-from fp4dse.kernels.ops.fp8 import DTYPES
+from fp4dse.kernels.ops.fp8 import DTYPES, is_taken
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.products import AS_IT_IS, Finish, finished
 from fp4dse.kernels.ops.rotation import signs_of
@@ -49,7 +49,8 @@ class Stage(msgspec.Struct):
     rotation      of both operands, or None
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
-    fp8           operand -> the FP8 that the backend takes it in; empty for those that take none
+    fp8           operand -> the FP8 that the backend takes both in, where their shapes are ops/fp8's; else empty
+    fp8_itself    operands whose elements are FP8 numbers, and so need no power of two
     plain_factors operands in FP8 whose decode factor is 1 in all lanes, and so is left out
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
@@ -61,6 +62,7 @@ class Stage(msgspec.Struct):
     gemm: str
     gemm_why_not: tuple[str, ...]
     fp8: dict[str, torch.dtype] = {}
+    fp8_itself: frozenset[str] = frozenset()
     plain_factors: frozenset[str] = frozenset()
     choice: Choice | None = None
     held: Stage | None = None
@@ -96,8 +98,16 @@ class Stage(msgspec.Struct):
             return self._quantized(name, x, use, rotation)
         slot = self.slots[name]
         assert isinstance(slot, Converted)
-        use = replace(use, dtype=self.fp8.get(name, self._dtype))
+        use = replace(use, dtype=self._dtype)
         return self._as_taken(name, slot.convert(x, use), use)
+
+    def takes_fp8(self, a: Tensor, b: Tensor | Stored, dims: tuple[int, int], rows: Tensor | None) -> bool:
+        """True if the product of a and b, contracted over these dimensions, is one of FP8 units: by the shapes alone,
+        never by the number of lanes. rows: as in `multiply`; what is filled in part has kernels of its own."""
+        if not self.fp8 or rows is not None or self.choice is not None or not isinstance(b, Tensor):
+            return False
+        length = a.shape[dims[0]]
+        return is_taken(a.shape[3 - dims[0]], b.shape[3 - dims[1]], length + -length % self.unit)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -107,8 +117,9 @@ class Stage(msgspec.Struct):
 
     def _as_taken(self, name: str, operand: Operand, use: Use) -> Operand:
         """The operand as the backend takes it."""
-        if name in self.fp8:
-            operand = operand.in_fp8(self.fp8[name], partial(history, self.slots[name].state, use))
+        if name in self.fp8 and use.takes_fp8:
+            known = None if name in self.fp8_itself else partial(history, self.slots[name].state, use)
+            operand = operand.in_fp8(self.fp8[name], known)
             if name in self.plain_factors and len(operand.terms) == 1:
                 operand = operand._replace(terms=[operand.terms[0]._replace(factor=None)])
             return operand
@@ -147,7 +158,8 @@ class Stage(msgspec.Struct):
         x = blocks.pad(x, use.dim, self.unit)
         if rotation:
             length += -length % rotation.size  # a rotation fills its last group
-        use = replace(use, length=length, dtype=self._dtype, fp8=self.fp8.get(name), rotation=rotation)
+        fp8 = self.fp8.get(name) if use.takes_fp8 and name not in self.fp8_itself else None
+        use = replace(use, length=length, dtype=self._dtype, fp8=fp8, rotation=rotation)
         if rotation and not self._rotates(name, use):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
         return self._as_taken(name, slot.quantize(x, use)._replace(part=part), use)
@@ -350,7 +362,10 @@ def _stage(
     chosen, why_not = pick(str(device), *quantizers, gemm)
     formats: dict[str, torch.dtype] = {}
     if GEMMS[chosen].fp8:
-        found = zip(slots, fp8_formats(*quantizers), strict=True)
-        formats = {operand: DTYPES[form] for operand, form in found if form is not None}
-    of_one = (x for x, of in zip(slots, quantizers, strict=True) if not any(map(has_factor, of)))
-    return Stage(name, slots, rotation, chosen, why_not, formats, frozenset(of_one))
+        found = fp8_formats(*quantizers)
+        assert found is not None  # or the backend had a reason
+        formats = {operand: DTYPES[form] for operand, form in zip(slots, found, strict=True)}
+    pairs = list(zip(slots, quantizers, strict=True))
+    itself = frozenset(x for x, of in pairs if formats and all(map(is_fp8_itself, of)))
+    of_one = frozenset(x for x, of in pairs if not any(map(has_factor, of)))
+    return Stage(name, slots, rotation, chosen, why_not, formats, itself, of_one)

@@ -1,10 +1,10 @@
 """Operands in FP8, a byte an element, and their products on FP8 units, which are exact but for how the unit adds.
 
-An operand of few significant bits, element × power of two, is held by FP8 without rounding where its blocks do not
-differ too much in size. So an operand has one power of two a lane (`Shift.power`), which waits until after the product:
+An operand E2M1 × E8M0 is held by FP8 without rounding where its blocks do not differ too much in size. So an operand
+has one power of two a lane (`Shift.power`), which waits until after the product:
 
-    E5M2, at most 3 bits   E2M1 · 2^j for 29 exponents j in a row, -15 ... 13 (`ops.mxfp4.window`)
-    E4M3, at most 4 bits   E2M1 · 2^j for 15 of them, -8 ... 6
+    E5M2    E2M1 · 2^j for 29 exponents j in a row, -15 ... 13 (`ops.mxfp4.window`)
+    E4M3    E2M1 · 2^j for 15 of them, -8 ... 6
 
 A quantizer sees its operand once and cannot know the largest number before: the power follows from that of the step
 before (`History`), with room above. 128 neighbours of a row, a segment, that have a number outside the window are not
@@ -13,11 +13,16 @@ of the result, 64 × 128, whose rows or columns have a flag is computed from BF1
 So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit costs time,
 and gives its tiles BF16's order of additions.
 
-The units add products with 14 bits or so behind the leading one, and their sums are promoted to FP32: of 128 numbers
-where the kernel in triton.py multiplies, at cuBLAS's intervals where that does (library.py; `use_fast_accum=False`).
+Elements that are FP8 numbers themselves, under one factor of the tensor, come as they are.
 
-Elements that are FP8 numbers themselves, under FP32 factors of their segments, have these instead: a sum of 128 is
-scaled by its two factors.
+The unit adds 32 products and the sum so far in one instruction, each addend cut off at 2^-13 of the largest (2412.19437
+finds 14 bits on Hopper), and cuBLAS promotes such sums to FP32 after at most 128 numbers (`use_fast_accum=False`). So a
+number of the result is off by at most 132 · 2^-13 of the sum of its products' magnitudes: 128 products and 4 sums so
+far are cut, each by at most 2^-13 of what an interval's magnitudes add up to. Cut numbers of both signs cancel: the
+error of a whole result is 2^-13 of the largest product of an interval, over the root of their mean square, by chance:
+below 2^-10 where the largest is less than 8 times that.
+
+Only products that the table `is_taken` lists are FP8's: others stay with BF16 operands from the quantizer on.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from torch import Tensor
 
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops import products
-from fp4dse.kernels.ops.products import AS_IT_IS, SEGMENT, Finish, finished
+from fp4dse.kernels.ops.products import AS_IT_IS, LARGE_RESULT, LARGE_WORK, SEGMENT, Finish
 
 _FP8 = Operation(__name__)
 
@@ -49,6 +54,10 @@ TOPS = {E4M3: 8, E5M2: 15}
 """Exponent of the largest number."""
 HEADROOM = {E4M3: 1, E5M2: 2}
 """Binades above the largest number of the step before that are held, too."""
+UNIT = 16
+"""Rows, columns and contraction of a product on FP8 units are multiples of it: cuBLAS wants lines of 16 bytes."""
+APART = 4
+"""Float32 numbers from the power of a lane to that of the next: cuBLAS reads its scales at multiples of 16 bytes."""
 STEPS = 3
 """Places of a history: of the step before, of this one, and of the next, which is made empty meanwhile."""
 
@@ -84,7 +93,7 @@ class History(NamedTuple):
 class Shift(NamedTuple):
     """The rest of an operand whose values are FP8.
 
-    power  float32 [L], a power of two
+    power  float32 [L], a power of two; lanes APART numbers apart (`spaced`), or kernels copy it
     flags  uint8 [L, R, ⌈C / 128⌉], 1 where a segment is in `wide`
     notes  int32 [L, n], not zero somewhere if the lane has a flag
     wide   bfloat16 [L, R, C], the values of these segments; elsewhere anything
@@ -102,16 +111,31 @@ class Shift(NamedTuple):
 
 
 class Fp8(NamedTuple):
-    """An operand: values [L, R, C], E4M3 or E5M2; with a shift, or with float32 factors of its segments
-    [L, R, C / 128], or as it is. With a shift the last segment may be shorter than others."""
+    """An operand: values [L, R, C], E4M3 or E5M2, with a shift, or as it is. With a shift the last segment may be
+    shorter than others."""
 
     values: Tensor
     shift: Shift | None = None
-    factor: Tensor | None = None
 
     def decoded(self) -> Tensor:
-        """Its numbers without factors, float32."""
+        """Its numbers, float32."""
         return self.values.to(torch.float32) if self.shift is None else self.shift.decoded(self.values)
+
+
+def is_taken(rows: int, columns: int, length: int) -> bool:
+    """True for the shapes whose products FP8 units take: large ones (ops/products), of lines that cuBLAS takes. What is
+    smaller is as fast in BF16, many lanes at a time."""
+    result = rows * columns
+    is_large = result >= LARGE_RESULT and 2 * result * length >= LARGE_WORK
+    return is_large and not (rows % UNIT or columns % UNIT or length % UNIT)
+
+
+def spaced(numbers: Tensor) -> Tensor:
+    """Numbers of lanes, float32 [L], where a lane's lies APART numbers behind that of the lane before, and the first at
+    a multiple of so many: as they are, or copied."""
+    if not numbers.storage_offset() % APART and (len(numbers) == 1 or numbers.stride(0) == APART):
+        return numbers
+    return numbers.new_empty(len(numbers), APART)[:, 0].copy_(numbers)
 
 
 def top_of(x: Tensor) -> Tensor:
@@ -155,26 +179,18 @@ def split(x: Tensor, dtype: torch.dtype, power: Tensor) -> tuple[Tensor, Shift]:
 def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype, programs: int) -> tuple[Tensor, Shift]:
     """Room for an operand of this shape [L, R, C] beside a tensor, with so many notes."""
     lanes, rows, length = shape
-    power = like.new_empty(lanes, dtype=torch.float32)
+    power = like.new_empty(lanes, APART, dtype=torch.float32)[:, 0]
     flags = like.new_empty(lanes, rows, segments_of(length), dtype=torch.uint8)
     notes = like.new_empty(lanes, programs, dtype=torch.int32)
     return like.new_empty(shape, dtype=dtype), Shift(power, flags, notes, like.new_empty(shape, dtype=torch.bfloat16))
 
 
-def multiply(
-    a: Fp8, b: Fp8, finish: Finish = AS_IT_IS, count: Tensor | None = None, contracted: bool = False
-) -> Tensor:
-    """a [L, R, K] · b [L, S, K]ᵀ, float32, then as `finish` says: [L, R, S] of its dtype.
-
-    count: int64 [L], of filled rows of a or, if contracted, of filled numbers along K, where what is beyond is zeros,
-    which a GPU need not multiply; None: all may be.
-    """
+def multiply(a: Fp8, b: Fp8, finish: Finish = AS_IT_IS) -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ, float32, then as `finish` says: [L, R, S] of its dtype. On a GPU of shapes that
+    `is_taken` lists, not both in E5M2; ValueError for others."""
     if kernels := _FP8.kernels(a.values):
-        return kernels.multiply(a, b, finish, count, contracted)
-    if a.factor is None and b.factor is None:
-        return products.multiply(a.decoded(), b.decoded(), finish=finish)
-    sums = products.in_segments(a.decoded(), b.decoded(), a.factor, b.factor, products.multiply)
-    return finished(sums, finish)
+        return kernels.multiply(a, b, finish)
+    return products.multiply(a.decoded(), b.decoded(), finish=finish)
 
 
 def segments_of(length: int) -> int:

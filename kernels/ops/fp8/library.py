@@ -1,7 +1,8 @@
-"""Products of FP8 operands by cuBLAS, lane by lane: what is large, so that a lane alone fills the GPU (ops/products).
+"""Products of FP8 operands by cuBLAS, lane by lane: each is large, so that a lane alone fills the GPU (ops/products).
 
-cuBLAS multiplies a sum by one number of each operand before it rounds it: the operand's power of two, or its factor,
-which may be any number. A product of two factors would be rounded in an order that is not known.
+cuBLAS multiplies a sum by one number of each operand before it rounds it: the operand's power of two, or the factor of
+its tensor. Other factors, and a bias, follow when the sums are there. The second operand is read as [K, S] by columns,
+which is how [S, K] lies in memory.
 """
 
 from __future__ import annotations
@@ -9,45 +10,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import E5M2, Fp8
-from fp4dse.kernels.ops.products import Finish, is_large
-
-UNIT = 16
-"""The contraction and the columns of a result are multiples of it."""
+from fp4dse.kernels.ops.fp8 import E5M2, UNIT, Fp8, is_taken, spaced
+from fp4dse.kernels.ops.products import ALIGNED, Finish, finished
 
 
-def why_not(a: Fp8, b: Fp8, finish: Finish) -> str | None:
+def why_not(a: Fp8, b: Fp8) -> str | None:
     """The reason why cuBLAS does not take a product, None if it does; the same for any number of lanes."""
-    if not is_large(a.values, b.values):
-        return "sizes: accepted: large ones (ops/products)"
-    if a.values.shape[2] % UNIT or b.values.shape[1] % UNIT:
-        return f"sizes: accepted: a contraction and columns that {UNIT} divides"
-    if a.values.dtype == b.values.dtype == E5M2:
-        return "dtypes: found E5M2 twice; accepted: E4M3 for one"
-    if a.factor is not None or b.factor is not None:
-        return "factors of segments: accepted: none"
-    if finish.bias is not None or finish.dtype not in (torch.float32, torch.bfloat16):
-        return "finish: accepted: no bias, float32 or bfloat16"
-    factors = [f for f in (finish.factor_a, finish.factor_b) if f is not None]
-    if len(factors) > 1 or any(f.dim() > 1 for f in factors):
-        return "finish: accepted: a factor of one operand, one a lane"
-    pairs = (a.shift, finish.factor_a), (b.shift, finish.factor_b)
-    both = any(shift is not None and factor is not None for shift, factor in pairs)
-    return "finish: accepted: a factor or a power of two, not both for one operand" if both else None
+    rows, length = a.values.shape[1:]
+    if not is_taken(rows, columns := b.values.shape[1], length):
+        return f"sizes: found {rows} × {columns} × {length}; accepted: large ones, multiples of {UNIT}"
+    return "dtypes: found E5M2 twice; accepted: E4M3 for one" if a.values.dtype == b.values.dtype == E5M2 else None
 
 
 def multiply(a: Fp8, b: Fp8, finish: Finish) -> Tensor:
-    """The product without what is wide, if there is no reason against it; rounded once."""
-    scale_a, scale_b = (_scale(x, f) for x, f in ((a, finish.factor_a), (b, finish.factor_b)))
-    x, y = a.values.contiguous(), b.values.contiguous()
-    out = x.new_empty(len(x), x.shape[1], y.shape[1], dtype=finish.dtype)
+    """The product without what is wide, finished. ValueError for one that cuBLAS does not take."""
+    if reason := why_not(a, b):
+        raise ValueError(reason)
+    scale_a, rest_a = _scale(a, finish.factor_a)
+    scale_b, rest_b = _scale(b, finish.factor_b)
+    rest = finish._replace(factor_a=rest_a, factor_b=rest_b)
+    dtype = finish.dtype if rest.is_of_dtype_alone and finish.dtype == torch.bfloat16 else torch.float32
+    is_last = rest.is_of_dtype_alone and dtype == finish.dtype
+    x, y = _aligned(a.values.contiguous()), _aligned(b.values.contiguous())
+    if is_last and finish.out is not None and _is_aligned(finish.out):
+        out = finish.out
+    else:
+        out = x.new_empty(len(x), x.shape[1], y.shape[1], dtype=dtype)
     for left, right, product, of_a, of_b in zip(x, y, out, scale_a, scale_b, strict=True):
-        torch._scaled_mm(left, right.T, of_a, of_b, out_dtype=finish.dtype, use_fast_accum=False, out=product)
-    return out
+        torch._scaled_mm(left, right.T, of_a, of_b, out_dtype=dtype, use_fast_accum=False, out=product)
+    return out if out is finish.out else finished(out, rest)
 
 
-def _scale(x: Fp8, factor: Tensor | None) -> Tensor:
-    """The number that multiplies sums, float32 [L]."""
+def _scale(x: Fp8, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The numbers that multiply sums, float32 [L] as cuBLAS reads them, and the factor that is left for afterwards: a
+    power times a factor may be no float32."""
     if x.shift is not None:
-        return x.shift.power
-    return x.values.new_ones(len(x.values), dtype=torch.float32) if factor is None else factor
+        return spaced(x.shift.power), factor
+    if factor is not None and factor.dim() == 1:
+        return spaced(factor), None
+    return spaced(x.values.new_ones(len(x.values), dtype=torch.float32)), factor
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """True if each lane, in one piece, begins at a multiple of ALIGNED bytes."""
+    return all(place * x.element_size() % ALIGNED == 0 for place in (x.storage_offset(), x.stride(0)))
+
+
+def _aligned(x: Tensor) -> Tensor:
+    return x if _is_aligned(x) else x.clone()

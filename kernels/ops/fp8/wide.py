@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import Fp8
+from fp4dse.kernels.ops.fp8 import APART, Fp8, Shift, spaced
 from fp4dse.kernels.ops.fp8.shifting import MANTISSA, higher, unshifted
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import SEGMENT, Finish
 from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finish_tile
 
-_SEGMENT = tl.constexpr(SEGMENT)
+_SEGMENT, _APART = tl.constexpr(SEGMENT), tl.constexpr(APART)
 _NOTES = tl.constexpr(8192)
 _AT_A_TIME = tl.constexpr(32)
 TILES, PROGRAMS = Tiles(64, 128, 64, 4, 2), 264
@@ -58,7 +58,7 @@ def _exact(ptr, flags_ptr, wide_ptr, power_ptr, lane, line, lines, number, along
         flags = tl.load(flags_ptr + (lane * lines + line) * segments + number, line < lines, 0)
         is_wide = (flags > 0)[:, None]
         wide = tl.load(wide_ptr + at, is_wide & inside, 0.0).to(tl.float32)
-        exact = tl.where(is_wide, wide, exact * tl.load(power_ptr + lane))
+        exact = tl.where(is_wide, wide, exact * tl.load(power_ptr + lane * _APART))
     return exact.to(tl.bfloat16)
 
 
@@ -74,31 +74,27 @@ def _wide_kernel(
     flags_b_ptr,
     notes_b_ptr,
     wide_b_ptr,
-    segment_a_ptr,
-    segment_b_ptr,
     out_ptr,
     factor_a_ptr,
     factor_b_ptr,
     bias_ptr,
-    count_ptr,
     rows,
     columns,
     length,
+    out_lane,
     notes_a,
     notes_b,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALONG: tl.constexpr,
-    FILLED: tl.constexpr,
     MANTISSA_A: tl.constexpr,
     MANTISSA_B: tl.constexpr,
     OF_A: tl.constexpr,
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Tiles of a lane, as many apart as there are programs, finished. Pointers and constants are those of
-    `triton._product_kernel`."""
-    SCALED: tl.constexpr = segment_a_ptr is not None or segment_b_ptr is not None
+    """Tiles of a lane, as many apart as there are programs, finished as by `finish_tile`. Of operands that are held
+    everywhere, pointers are None. out_lane: numbers from a lane of the result to the next."""
     lane, segments = tl.program_id(1).to(tl.int64), (length + _SEGMENT - 1) // _SEGMENT
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
     noted = 0
@@ -110,11 +106,6 @@ def _wide_kernel(
     for number in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row0, column0 = number // across * ROWS, number % across * COLUMNS
         row, column = row0 + tl.arange(0, ROWS), column0 + tl.arange(0, COLUMNS)
-        end = segments
-        if FILLED == 1:
-            end = tl.where(row0 < tl.load(count_ptr + lane), end, 0)
-        elif FILLED == 2:
-            end = tl.minimum(end, (tl.load(count_ptr + lane).to(tl.int32) + _SEGMENT - 1) // _SEGMENT)
         flagged = 0
         if flags_a_ptr is not None:
             flagged += _any_flag(flags_a_ptr, lane, row, rows, segments)
@@ -122,50 +113,39 @@ def _wide_kernel(
             flagged += _any_flag(flags_b_ptr, lane, column, columns, segments)
         if flagged > 0:
             out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-            for segment in range(end):
-                sums = out
-                if SCALED:
-                    sums = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+            for segment in range(segments):
                 for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
                     along = start + tl.arange(0, ALONG)
                     of_a = a_ptr, flags_a_ptr, wide_a_ptr, power_a_ptr, lane, row, rows
                     of_b = b_ptr, flags_b_ptr, wide_b_ptr, power_b_ptr, lane, column, columns
                     x = _exact(*of_a, segment, along, length, MANTISSA_A)
                     y = _exact(*of_b, segment, along, length, MANTISSA_B)
-                    sums = tl.dot(x, tl.trans(y), sums)
-                if segment_a_ptr is not None:
-                    at_a = (lane * segments + segment) * rows + row
-                    sums = sums * tl.load(segment_a_ptr + at_a, row < rows, 0.0)[:, None]
-                if segment_b_ptr is not None:
-                    at_b = (lane * segments + segment) * columns + column
-                    sums = sums * tl.load(segment_b_ptr + at_b, column < columns, 0.0)[None, :]
-                if SCALED:
-                    sums = out + sums
-                out = sums
+                    out = tl.dot(x, tl.trans(y), out)
             place = lane, row, rows, column, columns
             out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, *place, OF_A, OF_B, BIAS)
-            at = (lane * rows + row)[:, None] * columns + column[None, :]
+            at = lane * out_lane + row.to(tl.int64)[:, None] * columns + column[None, :]
             inside = (row < rows)[:, None] & (column < columns)[None, :]
             tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), inside)
 
 
-def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish, count: Tensor | None, contracted: bool) -> Tensor:
-    """A finished product [L, R, S], contiguous, with the tiles that need it computed anew; arguments as in
+def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
+    """A finished product [L, R, S], each lane in one piece, with the tiles that need it computed anew; arguments as in
     `fp8.multiply`."""
     if a.shift is None and b.shift is None:
         return out
     lanes, rows, columns = out.shape
     values = [of.values.contiguous() for of in (a, b)]
-    shifts = [[None] * 4 if of.shift is None else [t.contiguous() for t in of.shift] for of in (a, b)]
-    of_segments = [None if of.factor is None else of.factor.mT.contiguous() for of in (a, b)]
     factors, constants = constants_of(finish, out, TILES)
     constants |= {f"MANTISSA_{name}": MANTISSA[of.dtype] for name, of in zip("AB", values, strict=True)}
-    constants["FILLED"] = 0 if count is None else 1 + contracted
     tiles = triton.cdiv(rows, TILES.rows) * triton.cdiv(columns, TILES.columns)
     notes = (0 if of.shift is None else of.shift.notes.shape[1] for of in (a, b))
-    sizes = rows, columns, values[0].shape[2], *notes
+    sizes = rows, columns, values[0].shape[2], out.stride(0), *notes
     codes = (of.view(torch.uint8) for of in values)
-    pointers = *codes, *shifts[0], *shifts[1], *of_segments
-    programs = launch_grid(min(tiles, PROGRAMS), lanes)
-    _wide_kernel[programs](*pointers, out, *factors, out if count is None else count, *sizes, **constants)
+    pointers = *codes, *_pointers(a.shift), *_pointers(b.shift)
+    _wide_kernel[launch_grid(min(tiles, PROGRAMS), lanes)](*pointers, out, *factors, *sizes, **constants)
     return out
+
+
+def _pointers(shift: Shift | None) -> list[Tensor | None]:
+    """A shift as the kernel takes it."""
+    return [None] * 4 if shift is None else [spaced(shift.power), *(t.contiguous() for t in shift[1:])]

@@ -68,7 +68,8 @@ class Use(msgspec.Struct, frozen=True):
     dim          dimension of x that is contracted, 1 or 2
     length       of the contraction without the zeros that pad it to whole blocks; 0: nothing was padded
     dtype        what the product takes: values come in it or in float32
-    fp8          the FP8 that the product takes operands in (ops/fp8), None for others: values may come in it
+    takes_fp8    the product is one of FP8 units, if the stage has such (`Stage.takes_fp8`)
+    fp8          the FP8 that values may come in, under a power of two (ops/fp8); None: they may not
     save         `Slot.backward` will be called
     keeping      the operand is wanted as codes, too (`Operand.stored`)
     evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
@@ -93,6 +94,7 @@ class Use(msgspec.Struct, frozen=True):
     dim: int = 2
     length: int = 0
     dtype: torch.dtype = torch.float32
+    takes_fp8: bool = False
     fp8: torch.dtype | None = None
     save: bool = False
     keeping: bool = False
@@ -138,10 +140,10 @@ class Term(NamedTuple):
         return values * self.factor.view(len(values), -1, 1)
 
 
-def _in_fp8(term: Term, dtype: torch.dtype, history: AbstractContextManager[History]) -> Term:
+def _in_fp8(term: Term, dtype: torch.dtype, history: AbstractContextManager[History] | None) -> Term:
     if term.values.dtype == dtype:
         return term
-    if term.factor is not None and term.factor.ndim == 3:  # of elements that are FP8 numbers themselves
+    if history is None:
         return term._replace(values=term.values.to(dtype))
     with history as known:
         values, shift = to_fp8(term.values, dtype, known)
@@ -222,11 +224,11 @@ class Operand(NamedTuple):
         """`decoded`, and what clamping cut off."""
         return self.decoded() if self.rest is None else self.decoded() + self.rest
 
-    def in_fp8(self, dtype: torch.dtype, history: Callable[[int], AbstractContextManager[History]]) -> Operand:
+    def in_fp8(self, dtype: torch.dtype, history: Callable[[int], AbstractContextManager[History]] | None) -> Operand:
         """The same with terms in this FP8, which holds all numbers but for their powers of two. history: that of the
-        term with this number."""
-        terms = [_in_fp8(term, dtype, history(number)) for number, term in enumerate(self.terms)]
-        return self._replace(terms=terms)
+        term with this number; None: values are numbers of this FP8 themselves."""
+        found = enumerate(self.terms)
+        return self._replace(terms=[_in_fp8(t, dtype, history and history(number)) for number, t in found])
 
     def whole(self) -> Operand:
         """The same with a single term that has no factor."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fp4dse.kernels.ops.fp8 import APART
 from fp4dse.kernels.quant.triton.blocks import numbers_of
 from fp4dse.kernels.quant.triton.eights import exponent_now, write_top
 from fp4dse.kernels.quant.triton.numbers import as_float
 from fp4dse.kernels.quant.triton.tiles import rotated, tile, write
+
+_APART = tl.constexpr(APART)
 
 
 @triton.jit
@@ -75,7 +78,7 @@ def _operand(
         exponent, known = exponent_now(tops_ptr, lane, step_ptr, FP8, TRAINING)
         top, missed = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
         if first:
-            tl.store(power_ptr + lane, as_float(exponent << 23))
+            tl.store(power_ptr + lane * _APART, as_float(exponent << 23))
     if COLUMNS:
         for n in range(TILES):
             place = row0, rows, column0 + n * TILE_COLUMNS, width
