@@ -189,9 +189,8 @@ def _why_not_fp8(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: S
         return f"fp8-exact not taken: {reason}"
     for q in (*quantizers_a, *quantizers_b):
         if fp8_format(q) is None:
-            return (
-                f"fp8-exact not taken: FP8 units take E2M1 × E8M0 and FP8 with a factor of the tensor, not {q.label()}"
-            )
+            taken = "E2M1 × E8M0 in blocks, or FP8 under a factor of the tensor"
+            return f"fp8-exact not taken: found {q.label()}; accepted: {taken}"
     if fp8_formats(quantizers_a, quantizers_b) is None:
         return "fp8-exact not taken: found E5M2 twice; accepted: E4M3 for one"
     return None
