@@ -53,7 +53,8 @@ def _scale(x: Fp8, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def _is_aligned(x: Tensor) -> bool:
     """True if each lane, in one piece, begins at a multiple of ALIGNED bytes."""
-    return all(place * x.element_size() % ALIGNED == 0 for place in (x.storage_offset(), x.stride(0)))
+    apart = x.stride(0) if len(x) > 1 else 0
+    return all(place * x.element_size() % ALIGNED == 0 for place in (x.storage_offset(), apart))
 
 
 def _aligned(x: Tensor) -> Tensor:
