@@ -638,7 +638,7 @@ REAL = [(1, 16384, 3072, 1024), (2, 2736, 1024, 16384), (7, 1024, 1024, 16384), 
 """Lanes, rows, columns, contraction."""
 BOUND = 132 * 2.0**-13
 """Of the error of a number over the sum of its products' magnitudes, see ops/fp8."""
-NORM = 2.0**-10
+NORM = 2.0**-9
 """Of the norm of a tile's error over that of the tile, by chance, see ops/fp8."""
 
 
@@ -665,7 +665,8 @@ def tiles(x):
 @pytest.mark.parametrize("far", [False, True], ids=["", "far"])
 @pytest.mark.parametrize("sizes", REAL, ids=str)
 def test_products_of_real_sizes_are_exact_within_the_error_of_the_unit(sizes, far):
-    """A tile that is computed anew, within FP32's. A lane alone, and captured in a graph, with the same bits."""
+    """Tiles that are computed anew, within that of BF16 units. A lane alone and a captured product have the same
+    bits."""
     lanes_, rows, columns, length = sizes
     x, a = real_operand(lanes_, rows, length, 0, E5M2, far)
     y, b = real_operand(lanes_, columns, length, 1, E4M3, False)
@@ -679,7 +680,7 @@ def test_products_of_real_sizes_are_exact_within_the_error_of_the_unit(sizes, fa
     assert (error <= BOUND * size).all()
     held = (a.shift.flags == 0).all(2)[:, : rows // 64 * 64].unflatten(1, (-1, 64)).all(2)
     norms = tiles(error).norm(dim=(3, 4)), tiles(exact).norm(dim=(3, 4))
-    assert (norms[0] <= torch.where(held, NORM, 2.0**-18)[:, :, None] * norms[1]).all()
+    assert (norms[0] <= torch.where(held, NORM, 2.0**-15)[:, :, None] * norms[1]).all()
     for lane in {0, lanes_ - 1}:
         alone = slice(lane, lane + 1)
         assert torch.equal(fp8.multiply(lane_of(a, alone), lane_of(b, alone)), got[alone])

@@ -20,7 +20,7 @@ finds 14 bits on Hopper), and cuBLAS promotes such sums to FP32 after at most 12
 number of the result is off by at most 132 · 2^-13 of the sum of its products' magnitudes: 128 products and 4 sums so
 far are cut, each by at most 2^-13 of what an interval's magnitudes add up to. Cut numbers of both signs cancel: the
 error of a whole result is 2^-13 of the largest product of an interval, over the root of their mean square, by chance:
-below 2^-10 where the largest is less than 8 times that.
+below 2^-9 where the largest is less than 16 times that.
 
 Only products that the table `is_taken` lists are FP8's: others stay with BF16 operands from the quantizer on.
 """
