@@ -138,7 +138,7 @@ class RolloutPeer:
         h = self.embedded(self.parameters["embed"], prompts)
         for i in range(self.shape.depth):
             h = self.read(h, self.cos[:length], self.sin[:length], self.cache[i], *self._of_block(i))
-        for at in range(length, length + self.plan.chains.answer_length):
+        for at in range(length, length + self.plan.problems.answer_length):
             logits = self._end(h[:, :, -1:].contiguous())
             noise = 0.0 if greedy else -torch.empty_like(logits).exponential_().log()
             token = (logits + noise).argmax(-1)
@@ -156,16 +156,16 @@ class RolloutPeer:
         h, length = self.embedded(self.parameters["embed"], inputs), inputs.shape[2]
         for i in range(self.shape.depth):
             h = self.block(h, self.cos[:length], self.sin[:length], *self._of_block(i))
-        return self._end(h[:, :, -self.plan.chains.answer_length :].contiguous())
+        return self._end(h[:, :, -self.plan.problems.answer_length :].contiguous())
 
     def _step(self) -> Tensor:
         """A rollout and its updates; the mean reward of each lane."""
-        plan, chains = self.plan, self.plan.chains
-        prompts = chains.prompts(self.draws, 0, plan.prompts).repeat_interleave(plan.samples, 1)
+        plan, problems = self.plan, self.plan.problems
+        prompts = problems.prompts(self.draws, 0, plan.prompts).repeat_interleave(plan.samples, 1)
         answers = self.answer(prompts)
         inputs = torch.cat([prompts, answers[..., :-1]], -1)
-        rewards = chains.is_right(prompts, answers).float()
-        counts = chains.is_part(answers)
+        rewards = problems.is_right(prompts, answers).float()
+        counts = problems.is_part(answers)
         groups = rewards.unflatten(1, (plan.prompts, plan.samples))
         advantage = (groups - groups.mean(2, True)) / (groups.std(2, keepdim=True) + 1e-4)
         advantage, size = advantage.flatten(1)[..., None], plan.batch

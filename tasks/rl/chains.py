@@ -1,35 +1,34 @@
-"""Problems whose answers can be checked: chains of modular arithmetic, as many as one likes, with worked steps.
+"""Chains of modular arithmetic.
 
     prompt   7 + 3 * 9 - 4 . . . . =    a number, an operator and an operand a step, filled up with ends, two or more
     answer   3 0 9 0 4 6 .              a step after the other: its operand, and what it makes of the number so far
 
-Each step begins with what the one before has made, and each maps the numbers onto one another (multipliers have an
-inverse), so that an error never heals by itself. Difficulty is the number of steps. All problems have tensors of one
-shape; where a step stands in the answer, it stood so many tokens before in the prompt, whatever the number of steps.
+Each maps the numbers onto one another (multipliers have an inverse). Where a step stands in the answer, it stood so
+many tokens before in the prompt, whatever the number of steps. A fact is an operator, a number and an operand.
 """
 
 from __future__ import annotations
 
 import math
 
-import msgspec
 import torch
 from torch import Tensor
 
 from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.rl.problems import Flaws, Problems
 
 OPERATORS = 3
 """+, -, *: tokens behind the digits, in this order."""
-HELD_OUT, EXAMPLES = 1 << 31, (1 << 31) + 1
-"""Steps of the draws of held-out problems and of worked examples: no training has so many."""
 
 
-class Chains(msgspec.Struct, frozen=True):
+class Chains(Problems, frozen=True):
     """Chains of `least` to `most` steps, modulo `modulus` (4 to 11)."""
 
-    least: int
-    most: int
     modulus: int = 10
+
+    @property
+    def about(self) -> str:
+        return f"chains of {self.least} to {self.most} steps modulo {self.modulus}"
 
     @property
     def equals(self) -> int:
@@ -38,13 +37,7 @@ class Chains(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The token that ends an answer, and fills up prompts."""
         return self.equals + 1
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens, filled up to a multiple of 16."""
-        return 16 * math.ceil((self.end + 1) / 16)
 
     @property
     def prompt_length(self) -> int:
@@ -55,14 +48,21 @@ class Chains(msgspec.Struct, frozen=True):
         return 2 * self.most + 1
 
     @property
+    def outcomes(self) -> int:
+        return self.modulus
+
+    @property
     def multipliers(self) -> list[int]:
         """Numbers that have an inverse, without 1."""
         return [n for n in range(2, self.modulus) if math.gcd(n, self.modulus) == 1]
 
+    def facts(self) -> list[list[bool]]:
+        """An operator after the other, of each operator a number after the other, of each number the operands."""
+        operands = [range(1, self.modulus), range(1, self.modulus), self.multipliers]  # as prompts draws them
+        return [[operand in of for operand in range(self.modulus)] * self.modulus for of in operands]
+
     def prompts(self, draws: Draws, site: int, count: int) -> Tensor:
-        """`count` prompts for each lane's seed, int64 [L, count, prompt_length]. Takes the sites from `site` on."""
-        device = draws.seeds.device
-        steps = self.least + draws.integers(site, self.most - self.least + 1, count, 1)
+        there = self.steps_there(draws, site, count)
         start = draws.integers(site + 1, self.modulus, count, 1)
         operator = draws.integers(site + 2, OPERATORS, count, self.most)
         addend = 1 + draws.integers(site + 3, self.modulus - 1, count, self.most)
@@ -72,7 +72,6 @@ class Chains(msgspec.Struct, frozen=True):
             multiplier = torch.where(chosen == place, value, multiplier)
         operand = torch.where(operator == 2, multiplier, addend)
         pairs = torch.stack([self.modulus + operator, operand], dim=-1)
-        there = torch.arange(self.most, device=device) < steps  # [L, count, most]
         pairs = torch.where(there[..., None], pairs, self.end)
         end, equals = (torch.full_like(start, token) for token in (self.end, self.equals))
         return torch.cat([start, pairs.flatten(2), end, end, equals], dim=-1)
@@ -85,35 +84,21 @@ class Chains(msgspec.Struct, frozen=True):
         return prompts[..., 0], operator, pairs[..., 1]
 
     def apply(self, value: Tensor, operator: Tensor, operand: Tensor) -> Tensor:
-        """The number after a step; the number itself where there is no step."""
+        """The number after a step, before it is reduced; the number itself where there is no step."""
         out = torch.where(operator == 0, value + operand, value)
         out = torch.where(operator == 1, value - operand, out)
-        out = torch.where(operator == 2, value * operand, out)
-        return torch.remainder(out, self.modulus)
+        return torch.where(operator == 2, value * operand, out)
 
-    def values(self, prompts: Tensor) -> Tensor:
-        """The value of each chain, int64 [...]."""
+    def answers(self, prompts: Tensor, flaws: Flaws | None = None) -> Tensor:
         value, operators, operands = self.parts(prompts)
+        tokens = []
         for step in range(self.most):
-            value = self.apply(value, operators[..., step], operands[..., step])
-        return value
-
-    def is_right(self, prompts: Tensor, answers: Tensor) -> Tensor:
-        """True where the token before the first end of an answer [..., answer_length] is the value of its chain."""
-        before = torch.cat([torch.full_like(answers[..., :1], self.end), answers[..., :-1]], dim=-1)
-        last = torch.where(self.first_end(answers), before, 0).sum(dim=-1)  # 0 or one term: any order
-        return self.ends(answers) & (last == self.values(prompts))
-
-    def first_end(self, answers: Tensor) -> Tensor:
-        """True at the first end of each answer."""
-        is_end = answers == self.end
-        return is_end & (is_end.to(torch.int64).cumsum(dim=-1) == 1)
-
-    def ends(self, answers: Tensor) -> Tensor:
-        """True for answers that have an end."""
-        return (answers == self.end).any(dim=-1)
-
-    def is_part(self, answers: Tensor) -> Tensor:
-        """True for the tokens of each answer up to its first end, which is one of them."""
-        is_end = (answers == self.end).to(torch.int64)
-        return is_end.cumsum(dim=-1) - is_end == 0
+            operator, operand = operators[..., step], operands[..., step]
+            there = operator != self.end
+            after = self.apply(value, operator, operand)
+            if flaws is not None:
+                fact = torch.where(there, (operator * self.modulus + value) * self.modulus + operand, 0)
+                after = after + torch.where(there, flaws.of(step, fact), 0)
+            value = torch.remainder(after, self.modulus)
+            tokens += [operand, torch.where(there, value, self.end)]
+        return torch.stack([*tokens, torch.full_like(value, self.end)], dim=-1)

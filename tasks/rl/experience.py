@@ -21,12 +21,12 @@ from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Block, Decoder, Mlps, Routed
 from fp4dse.tasks.language.experts import noting
-from fp4dse.tasks.rl.chains import Chains
 from fp4dse.tasks.rl.grpo import Clip, Target, advantages, is_clipped, k3, log_probability, share_of
 from fp4dse.tasks.rl.inject import Injected
 from fp4dse.tasks.rl.kv_cache import CacheFormats
 from fp4dse.tasks.rl.noise import ParameterNoise
 from fp4dse.tasks.rl.numerics import SamplingNumerics
+from fp4dse.tasks.rl.problems import Problems
 from fp4dse.tasks.rl.sampling import CachedDecoder, Sampled, gumbel, sample
 
 BF16 = QUANTIZERS["bf16"]
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
             wrong; where there are fewer, the rest of the places count for nothing
     """
 
-    chains: Chains
+    problems: Problems = msgspec.field(name="chains")  # in digests, which were there before other kinds
     prompts: int
     samples: int
     minibatches: int
@@ -69,7 +69,7 @@ class Rollouts:
         assert isinstance(model, Decoder)
         self.plan, self.model, self.numerics, self.draws = plan, model, numerics, draws
         self.every = plan.minibatches
-        length, sampling = plan.chains.prompt_length + plan.chains.answer_length, self._of_rollout()
+        length, sampling = plan.problems.prompt_length + plan.problems.answer_length, self._of_rollout()
         rollouts = [recipe.training.rollout for recipe in numerics.recipes]
         formats = CacheFormats([of.kv_cache if of else BF16 for of in rollouts], sampling)
         self.sampler = CachedDecoder(model, sampling, length, formats if formats.slots else None)
@@ -83,9 +83,9 @@ class Rollouts:
         self.fallbacks += tuple(f"cache of the rollout: {reason}" for reason in formats.fallbacks)
         if self.injected is not None:
             self.fallbacks += tuple(f"errors of the rollout: {reason}" for reason in self.injected.fallbacks)
-        lanes, device, chains = numerics.lanes, numerics.seeds.device, plan.chains
-        b, t = plan.prompts * plan.samples, chains.answer_length
-        self.inputs = torch.zeros(lanes, b, chains.prompt_length + t - 1, dtype=torch.int64, device=device)
+        lanes, device, problems = numerics.lanes, numerics.seeds.device, plan.problems
+        b, t = plan.prompts * plan.samples, problems.answer_length
+        self.inputs = torch.zeros(lanes, b, problems.prompt_length + t - 1, dtype=torch.int64, device=device)
         answers = torch.zeros(lanes, b, t, dtype=torch.int64, device=device)
         self.target = Target(answers, *(torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:]))
         self.error = torch.zeros(lanes, device=device)
@@ -123,14 +123,14 @@ class Rollouts:
     @torch.no_grad()
     def collect(self) -> None:
         """Answer new problems, and store what is to be learned from them."""
-        plan, chains, target = self.plan, self.plan.chains, self.target
-        problems = chains.prompts(self.draws, PROBLEMS, plan.prompts * plan.asked)
-        prompts = problems.repeat_interleave(plan.samples, dim=1)
-        noise = gumbel(self.draws, NOISE, chains.answer_length, prompts.shape[1], chains.vocabulary)
+        plan, problems, target = self.plan, self.plan.problems, self.target
+        asked = problems.prompts(self.draws, PROBLEMS, plan.prompts * plan.asked)
+        prompts = asked.repeat_interleave(plan.samples, dim=1)
+        noise = gumbel(self.draws, NOISE, problems.answer_length, prompts.shape[1], problems.vocabulary)
         self.sampler.changed = self.noise.drawn() if self.noise else {}
         drawn = self._answers(prompts, noise, "quantized")
-        rewards = chains.is_right(prompts, drawn.answers).to(torch.float32)
-        counts = chains.is_part(drawn.answers)
+        rewards = problems.is_right(prompts, drawn.answers).to(torch.float32)
+        counts = problems.is_part(drawn.answers)
         lengths = counts.to(torch.float32).flatten(1).sum(dim=1) / counts.shape[1]  # of integers: any order
         self.error.copy_(1 - lane_mean(rewards))
         found = {"entropy": _mean_of(drawn.entropy, counts), "reward": lane_mean(rewards), "length": lengths}
@@ -171,7 +171,7 @@ class Rollouts:
         with sampler.numerics.temporarily(training=False, evaluation=way):
             if self.injected is not None and way != "bf16":
                 sampler.changed = self.injected.applied(sampler.changed)
-            drawn = sample(sampler, prompts, self.plan.chains.answer_length, noise)
+            drawn = sample(sampler, prompts, self.plan.problems.answer_length, noise)
         sampler.changed = {}  # where a step is captured, no tensor may outlive it
         return drawn
 
@@ -258,7 +258,7 @@ class Rollouts:
         """Of held-out problems x [L, n, P], answered by the most probable tokens: 1 where the answer is right, as
         `accuracy`, and the opposite as the loss."""
         drawn = self._answers(x.to(torch.int64), None, self.numerics.evaluation)
-        right = self.plan.chains.is_right(x, drawn.answers).to(torch.float32)
+        right = self.plan.problems.is_right(x, drawn.answers).to(torch.float32)
         return 1 - right, {"accuracy": right}
 
     def state(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Reinforcement learning as a task: chains of modular arithmetic, GRPO from a policy that solves a part of them.
+"""Reinforcement learning as a task: problems that can be checked, GRPO from a policy that solves a part of them.
 
 The loss of held-out problems is the share that is answered wrongly by the most probable tokens; `accuracy` is the share
 that is answered rightly, and gaps are in points of it. What stands where other tasks have a training loss is the share
@@ -19,9 +19,13 @@ from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.language.experts import Mixture
 from fp4dse.tasks.rl.base import Lessons, base_policy
-from fp4dse.tasks.rl.chains import HELD_OUT, Chains
+from fp4dse.tasks.rl.carries import Carries
+from fp4dse.tasks.rl.chains import Chains
+from fp4dse.tasks.rl.edits import Edits
 from fp4dse.tasks.rl.experience import Plan, Rollouts
 from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, token_loss
+from fp4dse.tasks.rl.problems import HELD_OUT, Problems
+from fp4dse.tasks.rl.walks import Walks
 from fp4dse.tasks.task import Problem, Task
 
 REV = 4
@@ -42,11 +46,11 @@ class _Preset(msgspec.Struct, frozen=True):
 
 def problem(preset: _Preset, seeds: Sequence[int]) -> Problem:
     """Held-out problems, and initial weights before any training. Problems to train on are drawn at each rollout."""
-    chains, count = preset.plan.chains, preset.plan.held_out
+    problems, count = preset.plan.problems, preset.plan.held_out
     draws = Draws(seed_keys(seeds), torch.full((), HELD_OUT, dtype=torch.int64))
-    x = chains.prompts(draws, 0, count)
-    y = chains.values(x)
-    return Problem(x[:, :1], y[:, :1], x, y, preset.shape.initial(chains.vocabulary, seeds))
+    x = problems.prompts(draws, 0, count)
+    y = problems.results(problems.answers(x))
+    return Problem(x[:, :1], y[:, :1], x, y, preset.shape.initial(problems.vocabulary, seeds))
 
 
 def loss(clip: Clip, out: tuple[Tensor, Tensor], target: Target) -> Tensor:
@@ -55,8 +59,8 @@ def loss(clip: Clip, out: tuple[Tensor, Tensor], target: Target) -> Tensor:
 
 
 def _task(name: str, preset: _Preset) -> Task:
-    plan, chains, shape = preset.plan, preset.plan.chains, preset.shape
-    steps, size = preset.rollouts * plan.minibatches, shape.size(chains.vocabulary)
+    plan, problems, shape = preset.plan, preset.plan.problems, preset.shape
+    steps, size = preset.rollouts * plan.minibatches, shape.size(problems.vocabulary)
     experts = f" with {shape.experts} experts, {shape.mixture.chosen} a token" if shape.experts else ""
     # a row has its rate beside the digest: another default leaves stored rows comparable
     data = hashlib.sha256(msgspec.json.encode([REV, replace(preset, lr=0.0)])).hexdigest()[:16]
@@ -64,12 +68,11 @@ def _task(name: str, preset: _Preset) -> Task:
         name="rl",
         preset=name,
         rev=REV,
-        summary=f"GRPO on chains of {chains.least} to {chains.most} steps modulo {chains.modulus}, decoder "
-        f"{shape.depth}×{shape.width}{experts}, {size / 1e6:.3g}M parameters, {preset.rollouts} rollouts of "
-        f"{plan.prompts} problems × {plan.samples} answers of up to {chains.answer_length} tokens, ratios clipped at "
-        f"{1 - plan.clip.low:g} and {1 + plan.clip.high:g}",
+        summary=f"GRPO on {problems.about}, decoder {shape.depth}×{shape.width}{experts}, {size / 1e6:.3g}M parameters, "
+        f"{preset.rollouts} rollouts of {plan.prompts} problems × {plan.samples} answers of up to {problems.answer_length} tokens, "
+        f"ratios clipped at {1 - plan.clip.low:g} and {1 + plan.clip.high:g}",
         problem=partial(problem, preset),
-        pretrain=partial(base_policy, chains, shape, preset.lessons),
+        pretrain=partial(base_policy, problems, shape, preset.lessons),
         experience=partial(Rollouts, plan),
         model=partial(Decoder, shape),
         loss=partial(loss, plan.clip),
@@ -85,14 +88,14 @@ def _task(name: str, preset: _Preset) -> Task:
         eval_rows=min(512, plan.held_out),
         replays=shape.experts > 0,
         size=size,
-        parameters=shape.size_within(chains.vocabulary),
-        tokens=steps * plan.batch * chains.answer_length,
+        parameters=shape.size_within(problems.vocabulary),
+        tokens=steps * plan.batch * problems.answer_length,
     )
 
 
-def _shape(width: int, ffn: int, depth: int, heads: int, chains: Chains, experts: int = 0) -> Shape:
+def _shape(width: int, ffn: int, depth: int, heads: int, problems: Problems, experts: int = 0) -> Shape:
     """experts: two a token, each with room for every token: what another answer says moves none of its tokens."""
-    context, mixture = chains.prompt_length + chains.answer_length, Mixture(2, capacity=None)
+    context, mixture = problems.prompt_length + problems.answer_length, Mixture(2, capacity=None)
     return Shape(width, ffn, depth, heads, context, experts, mixture=mixture if experts else Mixture())
 
 
