@@ -1,10 +1,10 @@
 """The policy that reinforcement learning starts from: a decoder that was shown worked answers, some of them wrong.
 
-A fact is a step's result, `7 + 3 = 0` (problems.py). A share of each group of facts, of each operator's say, which of
-them by the seed, is flawed: `wrong` of the times that an example uses one, it states another outcome, always the same. So the policy solves some problems,
-the more the shorter they are, and for each flawed fact it still gives the right result now and then, from which rewards
-can tell. How many it solves follows from the examples alone (a test counts it): a decoder learns them well within the
-steps of a preset.
+A fact is a step's result, `7 + 3 = 0` (problems.py). A share of each group of facts (of each operator's, say), which
+of them by the seed, is flawed: `wrong` of the times that an example uses one, it states another outcome, always the
+same. So the policy solves some problems, the more the shorter they are, and for each flawed fact it still gives the
+right outcome now and then, from which rewards can tell. How many it solves follows from the examples alone (a test
+counts it): a decoder learns them well within the steps of a preset.
 
 It is trained in BF16 once for each seed and device, in the engine, and remembered in the user's cache.
 """

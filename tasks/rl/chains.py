@@ -84,10 +84,11 @@ class Chains(Problems, frozen=True):
         return prompts[..., 0], operator, pairs[..., 1]
 
     def apply(self, value: Tensor, operator: Tensor, operand: Tensor) -> Tensor:
-        """The number after a step, before it is reduced; the number itself where there is no step."""
+        """The number after a step; the number itself where there is no step."""
         out = torch.where(operator == 0, value + operand, value)
         out = torch.where(operator == 1, value - operand, out)
-        return torch.where(operator == 2, value * operand, out)
+        out = torch.where(operator == 2, value * operand, out)
+        return torch.remainder(out, self.modulus)
 
     def answers(self, prompts: Tensor, flaws: Flaws | None = None) -> Tensor:
         value, operators, operands = self.parts(prompts)
@@ -95,10 +96,9 @@ class Chains(Problems, frozen=True):
         for step in range(self.most):
             operator, operand = operators[..., step], operands[..., step]
             there = operator != self.end
-            after = self.apply(value, operator, operand)
+            fact = torch.where(there, (operator * self.modulus + value) * self.modulus + operand, 0)
+            value = self.apply(value, operator, operand)
             if flaws is not None:
-                fact = torch.where(there, (operator * self.modulus + value) * self.modulus + operand, 0)
-                after = after + torch.where(there, flaws.of(step, fact), 0)
-            value = torch.remainder(after, self.modulus)
+                value = torch.remainder(value + torch.where(there, flaws.of(step, fact), 0), self.modulus)
             tokens += [operand, torch.where(there, value, self.end)]
         return torch.stack([*tokens, torch.full_like(value, self.end)], dim=-1)

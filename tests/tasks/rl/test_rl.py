@@ -126,8 +126,8 @@ def test_ratios_of_the_first_minibatch_are_one_and_weights_are_bounded():
     assert target.weight[2].max() <= 2
     rewards = 1 - population.experience.error
     plan = _PRESETS["smoke"].plan
-    answers, prompts = target.tokens, population.experience.inputs[..., : plan.chains.prompt_length]
-    assert torch.equal(plan.chains.is_right(prompts, answers).float().mean(1), rewards)
+    answers, prompts = target.tokens, population.experience.inputs[..., : plan.problems.prompt_length]
+    assert torch.equal(plan.problems.is_right(prompts, answers).float().mean(1), rewards)
     log_p = population.experience._log_p(population.model)
     assert not torch.equal(log_p, target.log_old), "the step has changed the policy"
 
@@ -135,7 +135,7 @@ def test_ratios_of_the_first_minibatch_are_one_and_weights_are_bounded():
 def test_dynamic_sampling_learns_from_the_first_problems_whose_answers_differ():
     """Against Python, group by group; the places that are left count for nothing."""
     plan = replace(_PRESETS["smoke"].plan, asked=2)
-    chains, samples = plan.chains, plan.samples
+    chains, samples = plan.problems, plan.samples
     task = replace(SMOKE, experience=partial(SMOKE.experience.func, plan))
     population = Population(task, LANES[:2], "cpu")
     rollouts, seen = population.experience, []
@@ -190,7 +190,7 @@ def test_the_reference_policy_is_the_one_that_training_began_with():
 
 def test_the_base_policy_is_made_once_and_the_same_beside_others():
     preset = _PRESETS["smoke"]
-    few = preset.plan.chains, preset.shape, replace(preset.lessons, steps=3)
+    few = preset.plan.problems, preset.shape, replace(preset.lessons, steps=3)
     both = base.base_policy(*few, [0, 1], "cpu")
     again = base.base_policy(*few, [1], "cpu")
     fresh = base_weights._train(base.lessons_task(*few), [Lane(Recipe.named("bf16"), preset.lessons.lr, 1)], "cpu")
