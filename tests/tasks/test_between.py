@@ -22,7 +22,14 @@ from fp4dse.tasks.vision.resnet import BatchNorm
 from fp4dse.tasks.worker import task_of
 
 BF16 = torch.bfloat16
-PRESETS = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
+SAME_MODEL = ("walks-smoke", "edits-smoke", "carries-smoke")
+"""That of `rl:smoke`, with other tokens."""
+PRESETS = [
+    (name, preset)
+    for name, presets in TASKS.items()
+    for preset in presets
+    if preset.endswith("smoke") and preset not in SAME_MODEL
+]
 """Of every task."""
 SUPERVISED = [name for name, presets in TASKS.items() if presets["smoke"].pretrain is None]
 
