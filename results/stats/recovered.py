@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.intervals import CONFIDENCE, TIED
 from fp4dse.results.stats.paired import SETTING, numbered, rows_at_best_lr, stacked
 
 OPERANDS = tuple(
@@ -92,10 +92,13 @@ def _line(config_id: str, own: pd.DataFrame, ptq: pd.DataFrame) -> pd.DataFrame:
 
 def ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> tuple[float, float, float]:
     """mean(above) / mean(below) of pairs, and Fieller's 95 % interval: the r for which the mean of above - r · below is
-    not told apart from zero. Ends are infinite where these r are no interval; NaN with one pair."""
+    not told apart from zero. Ends are infinite where these r are no interval; NaN with one pair, and where the pairs
+    tie, so that nothing is known of their spread."""
     n, a, b = len(above), float(np.mean(above)), float(np.mean(below))
     found = a / b if b else math.nan
     if n < 2 or not math.isfinite(a) or not math.isfinite(b):
+        return found, math.nan, math.nan
+    if np.std(above - found * below) <= TIED * max(abs(a), abs(b)):
         return found, math.nan, math.nan
     from scipy.special import stdtrit
 

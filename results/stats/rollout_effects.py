@@ -39,8 +39,9 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     `noise …`, `tis …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer (`bf16`,
     `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ in it
     alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs),
-    low, high (95 %, over seeds; NaN with one), p, q (p adjusted for all lines of the setting, without those that are 0
-    in every seed)."""
+    low, high (95 %, over seeds), p, q (p adjusted for all lines of the setting that have one). These four are NaN with
+    one seed, and where all seeds tie: by chance, as accuracies do, or by definition, as the gradient's error under a
+    BF16 trainer."""
     parts = []
     for keys, rows in recorded_rows(runs):
         pairs = treatment_pairs(rows)
@@ -61,8 +62,7 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
                 lines.append(line | {name: over[name] for name in ("low", "high", "p")})
         if lines:
             found = pd.DataFrame(lines)
-            by_definition = found["low"].eq(0) & found["high"].eq(0)  # the gradient's error under a BF16 trainer, say
-            parts.append(found.assign(q=adjusted(found["p"].mask(by_definition)), **keys))
+            parts.append(found.assign(q=adjusted(found["p"]), **keys))
     return stacked(parts, COLUMNS).sort_values([*SETTING, "treatment", "trainer"], kind="stable", ignore_index=True)
 
 

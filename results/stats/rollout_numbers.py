@@ -48,7 +48,8 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     label, lr, number (accuracy, reward, entropy, entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope,
     ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see the module), seeds, value (mean over seeds),
     low, high (95 %; NaN with one seed), pairs (seeds that BF16 has, too), difference (to BF16, seed by seed),
-    difference_low, difference_high (95 %), p (of it against zero). No line where nothing was recorded of rollouts."""
+    difference_low, difference_high (95 %), p (of it against zero); NaN where all seeds tie. No line where nothing was
+    recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
         for number, values in lane_numbers(rows).items():

@@ -99,6 +99,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         found = mean_interval(of_seeds)
         if name == "gap":
             out["pairs"] = found["n"]
+            of_itself = out["is_baseline"].astype(bool) & found["n"].gt(1) & found["mean"].eq(0)
+            found[["low", "high"]] = found[["low", "high"]].mask(of_itself, 0.0)
         out[name] = found["mean"].mask(diverged, np.nan if name == "gap_reducible" else np.inf)
         out |= {f"{name}_{end}": found[end].mask(diverged) for end in ("low", "high")}
 
@@ -214,7 +216,8 @@ def _p_against_best(
     settings, first = np.unique(setting[order], return_index=True)
     best = chosen[order][first][settings.searchsorted(setting)]
     found = np.full(len(gap), np.nan)
-    found[chosen] = p_value(gaps[chosen] - gaps[best])
+    itself = (chosen == best) & (np.isfinite(gaps[chosen]).sum(axis=1) > 1)
+    found[chosen] = np.where(itself, 1.0, p_value(gaps[chosen] - gaps[best]))
     return found
 
 

@@ -94,6 +94,13 @@ def test_where_nothing_was_lost_for_sure_the_interval_has_no_ends():
     assert math.isnan(ratio(np.array([1.0, 1.0]), np.array([0.0, 0.0]))[0])
 
 
+def test_pairs_that_tie_have_no_interval():
+    share, low, high = ratio(np.array([0.43, 0.53]) - 0.41 - np.array([0, 0.1]), np.array([0.04, 0.04]))
+    assert share == pytest.approx(0.5)
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
 def test_rows_of_recipes_that_only_differ_in_training_have_one_ptq():
     other = msgspec.structs.replace(recipe(), training=Training(weight_decay=0.1))
     assert other.canonical().fprop == recipe(trains="none").canonical().fprop

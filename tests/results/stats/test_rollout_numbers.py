@@ -10,6 +10,7 @@ from fp4dse.dse.inject import INJECT_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
+from fp4dse.results.stats.intervals import adjusted
 from fp4dse.results.stats.rollout_effects import rollout_effects, trainer_of, treatment_pairs, without_each
 from fp4dse.results.stats.rollout_numbers import at_equal_reward, nothing_recorded, recorded_rows, rollout_numbers
 from fp4dse.results.views import MORE_READ, columns_read
@@ -57,7 +58,7 @@ def series(reward=0.0, **numbers):
 
 def test_values_and_differences_to_bf16_are_paired_by_seed(stored):
     def of(apart):
-        return lambda seed: series(mismatch_kl=apart + seed + 0.02 * STEPS, gradient_error=1.0)
+        return lambda seed: series(mismatch_kl=apart * (1 + 1e-7 * seed) + seed + 0.02 * STEPS, gradient_error=1.0)
 
     _, runs = stored({BF16: of(0.0), fixed(): of(0.5)}, lambda recipe, seed: 0.2 + (recipe != BF16) * 0.01 * seed)
     lines = rollout_numbers(runs).set_index(["label", "number"])
@@ -233,3 +234,25 @@ def test_a_diverged_lane_has_no_numbers_and_leaves_those_of_others(stored):
         {BF16: lambda seed: series(), lose: lambda seed: series()}, lambda r, s: None if r == lose else 0.2
     )
     assert set(rollout_numbers(runs)["label"]) == {"bf16"}
+
+
+def test_seeds_that_tie_give_neither_an_interval_nor_a_place_among_the_claims(stored):
+    """Accuracies are counts of solved problems: each seed solves 8 of 4,096 more, by chance, and p is not 0."""
+
+    def loss(recipe, seed):
+        return (512 + 40 * seed - 8 * (recipe != BF16) - 8 * (recipe == fixed("macro"))) / 4096
+
+    def of(apart):
+        return lambda seed: series(mismatch_kl=apart * (1 + 0.5 * seed), gradient_error=0.0)
+
+    _, runs = stored({BF16: of(0.1), fixed(): of(0.2), fixed("macro"): of(0.1)}, loss)
+    numbers = rollout_numbers(runs).set_index(["label", "number"]).loc[("mxfp4-rceil", "accuracy")]
+    assert numbers["difference"] == pytest.approx(8 / 4096)
+    assert numbers[["difference_low", "difference_high", "p"]].isna().all()
+    lines = rollout_effects(runs).query("treatment == 'macro blocks'").set_index("number")
+    assert lines.loc["accuracy", "difference"] == pytest.approx(8 / 4096)
+    for number in ("accuracy", "gradient_error"):
+        assert lines.loc[number, ["low", "high", "p", "q"]].isna().all()
+    told = lines[lines["p"].notna()]
+    assert {"mismatch_kl", "mismatch_kl_max"} <= set(told.index)
+    assert told["q"].tolist() == pytest.approx(adjusted(told["p"]))

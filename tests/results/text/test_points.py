@@ -161,3 +161,20 @@ def test_numbers_in_points():
         assert (size(0.007), fine_change(0.00012)) == ("0.7 points", "-0.012 points")
         assert (change(math.nan), change_range(0.1, math.nan, 0.2)) == ("–", "")
     assert change(0.032) == "+3.25 %"
+
+
+def test_accuracies_that_tie_on_every_seed_are_not_told_apart_and_not_the_same(store, row, compared):
+    """They are counts over held-out problems: +0.2 points on each of two seeds, or 0 on each, is chance."""
+    solved = {"bf16": (0.7, 0.75), "nvfp4": (0.702, 0.752), "mxfp4": (0.7, 0.75)}
+    store.add([row(name, s, 1 - a, **RL) for name, of in solved.items() for s, a in enumerate(of)], "job")
+    for other, by in (("nvfp4", r"\+0.20"), ("mxfp4", r"[+-]?0.00")):
+        said = compared(store, other, "bf16", "0.7 points")
+        assert re.search(
+            rf"not told apart: the accuracy of the first is at {by} points on each of 2 paired seeds", said
+        )
+    lines = store.sql("FROM versus_best WHERE label <> 'mxfp4' ORDER BY label")
+    assert not lines["verdict"].isin(["same", "higher", "lower"]).any()
+    assert lines[["p", "p_same"]].isna().all(axis=None)
+    gaps = store.sql("FROM recipes").set_index("name")
+    assert gaps.loc[["nvfp4", "mxfp4"], ["gap_low", "gap_high"]].isna().all(axis=None)
+    assert gaps.loc["bf16", ["gap_low", "gap_high"]].eq(0).all()
