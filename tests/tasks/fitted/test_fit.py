@@ -99,6 +99,9 @@ def test_they_are_made_once_and_the_same_again(tmp_path, monkeypatch):
     path.unlink()
     assert fitted(*asked).read_bytes() == first
     said = about(path)
+    started = get_task("finetune", "smoke", None, str(path))
+    assert (started.start, started.start_method) == (said["digest"], said["method"])
+    assert SMOKE.start_method is None
     assert (said["method"], said["samples"], said["seed"]) == ("gptq", 16, 0)
     assert said["error_fitted"].keys() == said["error_nearest"].keys()
     assert read_weights(Path(path)).keys() == read_weights(fitted(*asked[:2], "nearest", 16)).keys()
