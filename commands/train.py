@@ -142,7 +142,9 @@ def sweep(
         folder_of(options)
     if dry_run or estimate:
         plan = plan_sweep(found, **asked, store=None if rerun else target, measure=estimate)
-        more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target).facts() if estimate else {}
+        more = {}
+        if estimate:
+            more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target, _say).facts()
         if tune:
             rates = len(asked["lrs"] or FACTORS)
             more["to_tune"] = f"{plan.recipes * len(asked['tasks']) * rates * len(TUNING_SEEDS)} lanes before, or more"
@@ -348,6 +350,10 @@ def rungs(
     if not as_json:
         rows = [{**row, "regret": change(row["regret"])} for row in rows]
     print_rows(list(Replay.__struct_fields__), rows, as_json)
+
+
+def _say(sentence: str) -> None:
+    print(f"fp4dse: {sentence}", file=sys.stderr, flush=True)
 
 
 def _confirm(
