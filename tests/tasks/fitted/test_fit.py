@@ -79,7 +79,10 @@ def test_what_cannot_be_fitted_is_refused():
         ({"method": "awq"}, rf"--method: found 'awq'; accepted: {', '.join(ACCEPTED)}"),
         ({"samples": 10_000}, r"--samples: found 10000; accepted: 1 to 320"),
         ({"recipe": "bf16"}, r"--recipe: .*quantizes weights"),
-        ({"method": "mr-gptq"}, r"fprop\.rotation: found 'none'"),
+        (
+            {"method": "mr-gptq"},
+            r"fprop\.rotation: found 'none'; accepted: for mr-gptq a rotation, .*hadamard32(?!.*none)",
+        ),
         ({"task": get_task("regression", "smoke")}, r"--from: .*regression has none"),
         ({"task": get_task("rl", "smoke")}, r"task: found 'rl'"),
         ({"method": "gptq", "recipe": "if4"}, r"fprop\.w\.adapt"),
