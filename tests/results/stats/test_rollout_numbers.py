@@ -111,24 +111,52 @@ def test_the_slope_is_that_of_least_squares_over_what_was_recorded(stored):
 
 
 def test_entropy_at_equal_reward_is_that_of_a_regression_with_a_column_a_lane():
-    """numpy's least squares of the whole design, dummies and all, and lanes that learn at different speeds."""
+    """numpy's least squares of the whole design, dummies and all, of two lanes that learn at different speeds."""
     rng = np.random.default_rng(1)
-    true = [0.0, 0.1, -0.05]
-    rewards = [0.3 + speed * STEPS + 0.01 * rng.random(len(STEPS)) for speed in (0.002, 0.01, 0.006)]
+    true = [0.0, 0.1]
+    rewards = [0.3 + speed * STEPS + 0.01 * rng.random(len(STEPS)) for speed in (0.002, 0.01)]
     lanes = [{"reward": r, "entropy": 1 - r + 0.5 * r**2 + of} for r, of in zip(rewards, true, strict=True)]
-    found = at_equal_reward(lanes)
-    assert np.diff(found) == pytest.approx(np.diff(true)), "exact where the model is true"
-    for lane in lanes:
-        lane["entropy"] = lane["entropy"] + 0.1 * rng.standard_normal(len(STEPS))
-    lanes[1]["entropy"][3] = np.nan
-    y, r = (np.concatenate([lane[name] for lane in lanes]) for name in ("entropy", "reward"))
-    design = np.column_stack([np.repeat(np.eye(3), len(STEPS), axis=0), r, r**2])
+    bf16, lane = lanes
+    assert at_equal_reward(lane, bf16) - at_equal_reward(bf16, bf16) == pytest.approx(0.1), "exact where it is true"
+    for of in lanes:
+        of["entropy"] = of["entropy"] + 0.1 * rng.standard_normal(len(STEPS))
+    lane["entropy"][3] = np.nan
+    y, r = (np.concatenate([of[name] for of in lanes]) for name in ("entropy", "reward"))
+    design = np.column_stack([np.repeat(np.eye(2), len(STEPS), axis=0), r, r**2])
     there = np.isfinite(y)
     whole, *_ = np.linalg.lstsq(design[there], y[there], rcond=None)
-    middle = np.array([r[there].mean(), (r[there] ** 2).mean()])
-    assert at_equal_reward(lanes) == pytest.approx(whole[:3] + whole[3:] @ middle)
-    assert np.isnan(at_equal_reward([{name: lane[name][:2] for name in lane} for lane in lanes])).all()
-    assert np.isnan(at_equal_reward([*lanes, {}])).tolist() == [False, False, False, True]
+    of_bf16 = np.array([rewards[0].mean(), (rewards[0] ** 2).mean()])
+    assert at_equal_reward(lane, bf16) == pytest.approx(whole[1] + whole[2:] @ of_bf16)
+    assert at_equal_reward(bf16, bf16) == pytest.approx(bf16["entropy"].mean())
+    few = [{name: of[name][:3] for name in of} for of in lanes]
+    assert np.isnan([at_equal_reward(*few[::-1]), at_equal_reward({}, bf16), at_equal_reward(lane, {})]).all()
+
+
+def test_entropy_at_equal_reward_does_not_depend_on_what_else_the_store_has(stored, row, tmp_path):
+    """A lane that collapses has the slopes of its own pair and of no other."""
+    rng = np.random.default_rng(3)
+
+    def of(speed, more=0.0):
+        def made(seed):
+            reward = 0.3 + 0.01 * seed + speed * STEPS
+            noise = 0.05 * np.random.default_rng(seed).standard_normal(len(STEPS))
+            return {"reward": reward.tolist(), "entropy": (1 - reward + 0.3 * reward**2 + more + noise).tolist()}
+
+        return made
+
+    def collapsed(seed):
+        return {"reward": (0.3 - 0.007 * STEPS).tolist(), "entropy": (2 + rng.random(len(STEPS))).tolist()}
+
+    lanes, asked = {BF16: of(0.01), fixed(): of(0.004, 0.1)}, "FROM rollout_numbers WHERE number = 'entropy_at_reward'"
+    alone = open_store(tmp_path / "alone", create=True)
+    beside, _ = stored(lanes | {fixed("macro"): collapsed})
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    for recipe, made in lanes.items():
+        rows = [row(recipe, seed, 0.2, recorded={"step": STEPS.tolist(), **made(seed)}, **of_rl) for seed in SEEDS]
+        alone.add(rows, "job")
+    found = [store.sql(asked).set_index("label")["value"] for store in (alone, beside)]
+    assert found[0].to_dict() == pytest.approx(found[1].loc[found[0].index].to_dict())
+    assert len(found[1]) == 3
 
 
 def test_a_lane_that_learns_less_has_more_entropy_but_not_at_equal_reward(stored):
