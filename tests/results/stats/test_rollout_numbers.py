@@ -11,7 +11,13 @@ from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
 from fp4dse.results.stats.intervals import adjusted
-from fp4dse.results.stats.rollout_effects import rollout_effects, trainer_of, treatment_pairs, without_each
+from fp4dse.results.stats.rollout_effects import (
+    complete_block,
+    rollout_effects,
+    trainer_of,
+    treatment_pairs,
+    without_each,
+)
 from fp4dse.results.stats.rollout_numbers import at_equal_reward, nothing_recorded, recorded_rows, rollout_numbers
 from fp4dse.results.views import MORE_READ, columns_read
 from fp4dse.sweeps.arguments import find_space
@@ -284,3 +290,40 @@ def test_seeds_that_tie_give_neither_an_interval_nor_a_place_among_the_claims(st
     told = lines[lines["p"].notna()]
     assert {"mismatch_kl", "mismatch_kl_max"} <= set(told.index)
     assert told["q"].tolist() == pytest.approx(adjusted(told["p"]))
+
+
+def test_seeds_of_an_effect_are_of_the_same_pairs(stored):
+    """A lane is missing: pairs differ, so that the mean of a seed over the others would be of another thing."""
+    lanes = {}
+    for outliers in ("none", "residual"):
+        for noise in ("none", "weights"):
+            for scaling in ("amax", "macro"):
+                size = 0.1 + 0.9 * (outliers == "residual")  # of the effect of macro blocks: it differs by pair
+                by = size * (scaling == "macro")
+                lanes[fixed(scaling, outliers, noise)] = lambda seed, by=by: series(
+                    mismatch_kl=by + 0.01 * seed * (1 + by)
+                )
+    _, runs = stored({BF16: lambda seed: series(mismatch_kl=0.0), **lanes})
+    gone = runs["config_id"].eq(fixed("macro", "residual").config_id) & runs["seed"].eq(0)
+    line = rollout_effects(runs[~gone]).set_index(["treatment", "number"]).loc[("macro blocks", "mismatch_kl")]
+    assert (line["pairs"], line["seeds"]) == (4, 3)
+    each = {seed: np.mean([0.1, 0.1, 1.0, 1.0]) * (1 + 0.01 * seed) for seed in SEEDS}
+    assert line["difference"] == pytest.approx(np.mean([each[seed] for seed in (1, 2, 3)]))
+    assert line["high"] - line["low"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("known", "pairs", "seeds"),
+    [
+        (["111", "111"], [0, 1], [0, 1, 2]),
+        (["111", "000", "111"], [0, 2], [0, 1, 2]),
+        (["11110", "11111", "11111"], [0, 1, 2], [0, 1, 2, 3]),
+        (["110", "111", "111", "111"], [1, 2, 3], [0, 1, 2]),
+        (["110", "110", "111"], [0, 1, 2], [0, 1]),
+        (["10", "01"], [1], [1]),
+        (["00"], [], []),
+    ],
+)
+def test_the_block_without_holes(known, pairs, seeds):
+    rows, columns = complete_block(np.array([[mark == "1" for mark in row] for row in known]))
+    assert (rows.ravel().tolist(), columns.ravel().tolist()) == (pairs, seeds)
