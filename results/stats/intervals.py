@@ -95,7 +95,7 @@ def _share_up_to_zero(means: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def p_value(values: ArrayLike) -> NDArray[np.float64]:
     """Per row of differences [rows, seeds], NaN where there is none: `p` of `mean_interval`."""
-    return mean_interval(values)["p"].to_numpy(float)
+    return np.asarray(mean_interval(values)["p"], float)
 
 
 def known_error(error: ArrayLike, value: ArrayLike) -> NDArray[np.float64]:
