@@ -37,9 +37,9 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     """The effect of what a recipe can do without on each number of `rollout_numbers`, from pairs of recipes.
 
     At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`,
-    `noise …`, `tis …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer (`bf16`,
-    `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ in it
-    alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs,
+    `noise …`, `tis …`, `kl …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer
+    (`bf16`, `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ
+    in it alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs,
     which are the same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line),
     low, high (95 %, over seeds), p, q (p adjusted for all lines of the setting that have one). These four are NaN with
     one seed, and where all seeds tie: by chance, as accuracies do, or by definition, as the gradient's error under a
@@ -111,6 +111,7 @@ def without_each(recipe: Recipe) -> dict[str, Recipe]:
     fields: dict[str, dict[str, Any]] = {
         f"noise {noise_name(training.noise)}": {"noise": None},
         f"tis {training.tis}": {"tis": None},
+        f"kl {training.kl}": {"kl": None},
         "router replay": {"replay": "none"},
         f"rollout {rollout_name(training.rollout)}": {"rollout": None},
     }
