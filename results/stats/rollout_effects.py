@@ -39,8 +39,8 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`,
     `noise …`, `tis …`, `kl …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer
     (`bf16`, `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ
-    in it alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs,
-    which are the same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line),
+    in it alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over
+    pairs, the same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line),
     low, high (95 %, over seeds), p, q (p adjusted for all lines of the setting that have one). These four are NaN with
     one seed, and where all seeds tie: by chance, as accuracies do, or by definition, as the gradient's error under a
     BF16 trainer."""

@@ -234,7 +234,7 @@ def gap_text(line: pd.Series) -> tuple[str, str]:
     if line["note"]:
         return line["note"], ""
     bounds = change_range(line["gap"], line["gap_low"], line["gap_high"])
-    return change(line["gap"]), bounds or counted(line["pairs"], "seed")
+    return change(line["gap"]), bounds or ("seeds tie" if line["pairs"] > 1 else counted(line["pairs"], "seed"))
 
 
 def change_or_dash(gap: float) -> str:

@@ -92,7 +92,7 @@ class Rollouts:
         held = any(plan.clip.kl if of is None else of for of in holds)
         kl = kl.view(-1, 1, 1).repeat(1, b, 1 if held else 0)
         zeros = (torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:-1])
-        self.target = Target(answers, *zeros, kl=kl)
+        self.target = Target._make([answers, *zeros, kl])
         self.error = torch.zeros(lanes, device=device)
         shape = model.blocks[0].shape if isinstance(model.blocks[0], Block) else None
         self.routes: Tensor | None = None
