@@ -88,6 +88,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "gap_low gap_high",
         "overhead_low overhead_high",
         "pairs",
+        "rollout_overhead",
         "preset",
     ),
     "front": (
