@@ -28,7 +28,7 @@ from fp4dse.results.stats.pareto import front_of_any
 from fp4dse.results.stats.stages import screened
 
 ROLLOUT = "rollout_overhead"
-"""What the overhead, of the trainer's step alone, does not have where lanes learn from samples of their own."""
+"""Modelled time that is not in the overhead, where lanes learn from samples of their own: that is the trainer's."""
 LABELS = [
     "recipe_label",
     "recipe_name",
