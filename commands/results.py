@@ -307,13 +307,14 @@ def store_merge(
     into: Annotated[str, typer.Argument(help="The store that grows, a folder or URL; made if it is not there.")],
     others: Annotated[list[str], typer.Argument(metavar="OTHER…", help="Stores to take over; they stay as they are.")],
 ) -> None:
-    """Take over what other stores have, once each."""
+    """Take over what other stores have, once each: INTO, the first, grows by the rows of all that follow."""
     from fp4dse.results import open_store
 
     sources = [open_store(path) for path in others]
     target = open_store(into, create=True)
     for source in sources:
-        print(f"{target.merge(source)} rows from {source.path}")
+        taken = target.merge(source)
+        print(f"{taken} rows from {source.path} into {target.path}, which has {len(target.runs(['run_id']))} now")
 
 
 @store_app.command("mend", epilog="Example: fp4dse store mend --store runs/quickstart/store")

@@ -14,14 +14,14 @@ smallest normal number 2^emin holds the operand iff the bits are at most p and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 
 import msgspec
 
 from fp4dse.dse.formats import E8M0_GRID, ELEMENTS, SCALES, SMALLEST, FloatFormat
 from fp4dse.dse.own_formats import TableElement, element_format
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import Quantizer, tile
 from fp4dse.dse.scale import E6M2, E8M0, FloatScale, One, scale_grid
 
 
@@ -39,6 +39,11 @@ OPERAND_FORMATS: dict[str, FloatFormat] = {
     "tf32": FloatFormat(mantissa=10, emin=-126, max=(2 - 2**-10) * 2.0**127, bits=19),
 }
 """Formats of matrix units that may hold an operand, the fastest first. What none of them holds is left in FP32."""
+
+FP8_FORMATS: dict[str, FloatFormat] = {name: ELEMENTS[name] for name in ("e5m2", "e4m3")}
+"""Formats of FP8 units that may hold an operand, that of the widest range first."""
+FP8_BITS = max(number.mantissa for number in FP8_FORMATS.values()) + 1
+"""Significant bits that they have at most."""
 
 _E6M2 = FloatFormat(mantissa=2, emin=-48, max=1.5 * 2.0**15, bits=8)
 
@@ -142,6 +147,53 @@ def operand_format(quantizer: Quantizer) -> str:
     """The fastest of OPERAND_FORMATS that holds the operand, else `fp32`."""
     found = operand_grid(quantizer)
     return next((name for name, number in OPERAND_FORMATS.items() if found and holds(number, found)), "fp32")
+
+
+@lru_cache(maxsize=4096)
+def fp8_format(quantizer: Quantizer) -> str | None:
+    """The first of FP8_FORMATS in which FP8 units take the operand, None if they do not.
+
+    E2M1 × E8M0 in blocks or tiles: the format of the widest range, under a power of two for the operand. E4M3 and E5M2
+    under one factor of the tensor: themselves. Elements of 8 bits in blocks fill a format's range, and leave no room
+    for blocks of different scale beside each other; other operands, whatever their bits, are left to BF16 units.
+    """
+    q = quantizer
+    if q.is_plain or q.codec != "block" or q.factors_over != "tensor" or q.outliers is not None:
+        return None
+    if isinstance(q.scale, One):
+        return q.element if q.element in FP8_FORMATS and q.block == "tensor" else None
+    in_blocks = isinstance(q.block, int) or tile(q.block) is not None
+    return next(iter(FP8_FORMATS)) if q.element == "e2m1" and isinstance(q.scale, E8M0) and in_blocks else None
+
+
+def fp8_formats(a: Sequence[Quantizer], b: Sequence[Quantizer]) -> tuple[str, str] | None:
+    """The FP8 of both operands of a product on FP8 units, in all lanes; None if these do not take it.
+
+    cuBLAS multiplies no E5M2 by E5M2. So where both would be, one that E4M3 holds as well is in that: the second
+    operand, the weight or in wgrad the input, rather than the first, since both have a narrower range than gradients.
+    """
+    of_each = [{fp8_format(q) for q in quantizers} for quantizers in (a, b)]
+    if any(len(found) > 1 or None in found for found in of_each):
+        return None
+    (first,), (second,) = of_each
+    assert first is not None
+    assert second is not None
+    if first == second == "e5m2":
+        if not any(is_fp8_itself(q) for q in b):
+            return first, "e4m3"
+        return None if any(is_fp8_itself(q) for q in a) else ("e4m3", second)
+    return first, second
+
+
+def is_fp8_itself(quantizer: Quantizer) -> bool:
+    """True if elements are FP8 numbers that a single factor scales, which need no power of two."""
+    return isinstance(quantizer.scale, One) and fp8_format(quantizer) is not None
+
+
+def has_factor(quantizer: Quantizer) -> bool:
+    """False if a product of elements and block scales needs no decode factor afterwards: it is 1."""
+    q = quantizer
+    return q.is_plain or q.codec != "block" or q.tensor_scale is not None or q.range not in ("full", "16/17")
 
 
 def product_format(*quantizers: Quantizer) -> str:

@@ -14,7 +14,7 @@ from fp4dse.dse.attention import Attention
 from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
-from fp4dse.dse.exactness import product_format
+from fp4dse.dse.exactness import fp8_format, has_factor, product_format
 from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.place import Place
@@ -74,7 +74,7 @@ _SLOT: dict[str, Callable[[Recipe], Quantizer]] = {slot: operator.attrgetter(slo
 
 GemmChoice = Literal["exact", "bf16-rounded", "fp8-exact"]
 """Products that operands meet in: `exact`, the fastest that rounds no operand; `bf16-rounded`, operands decoded with
-all their factors and rounded to BF16, as most simulations have them; `fp8-exact`, E4M3 rows on FP8 units."""
+all their factors and rounded to BF16, as most simulations have them; `fp8-exact`, in FP8 on FP8 units."""
 
 
 class Recipe(Part, frozen=True):
@@ -248,7 +248,7 @@ class Recipe(Part, frozen=True):
         return Signature(
             layouts=tuple(r.slot(s).layout for s in SLOTS),
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
-            products=tuple(product_format(*(r.slot(f"{s}.{o}") for o in STAGES[s])) for s in STAGES),
+            products=tuple(map(r._formats, STAGES)),
             sources=tuple(r.source(stage) for stage in SHARED),
             estimators=tuple(r._passage(x) for x in STAGES["fprop"]),
             around=(
@@ -262,6 +262,14 @@ class Recipe(Part, frozen=True):
             attention=r.attention.layout,
             channels="" if r.fprop.channels is None else repr(r.fprop.channels),
         )
+
+    def _formats(self, stage: str) -> str:
+        """The formats in which a stage's product may take its operands: that of both, and in FP8 that of each, and
+        which have a factor: these take other ways."""
+        quantizers = [self.slot(f"{stage}.{operand}") for operand in STAGES[stage]]
+        of_each = [fp8_format(q) or "none" for q in quantizers] if self.gemm == "fp8-exact" else []
+        of_each += [f"factor {n}" for n, q in enumerate(quantizers) if of_each and has_factor(q)]
+        return " ".join([product_format(*quantizers), *of_each])
 
     def label(self) -> str:
         """The recipe in words: formats, where ranges and roundings apply, rotations, sources, estimators, and what is

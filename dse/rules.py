@@ -19,8 +19,7 @@ from fp4dse.dse.channel_rules import choice_fault, forward_fault, product_fault,
 from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.exactness import significant_bits
-from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.exactness import FP8_BITS, significant_bits
 from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.rule import check_rules
 from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, TrainedScales, outlier_words
@@ -32,9 +31,6 @@ from fp4dse.dse.rounding import Ema, Nearest, rounding_name, samples_of
 from fp4dse.dse.scale import FP32, FloatScale, One, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 from fp4dse.dse.training import SGD, AdamW
-
-FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
-"""Significant bits that FP8 products take."""
 
 
 def _ema_slot(r: Recipe) -> ConfigError | None:
@@ -329,9 +325,7 @@ def _fp8_operands(r: Recipe) -> ConfigError | None:
     for slot in SLOTS:
         bits = significant_bits(r.slot(slot))
         if bits is None or bits > FP8_BITS:
-            what = (
-                f"{r.slot(slot).label()} in {slot} has {bits or 'more than 24'} significant bits, e4m3 has {FP8_BITS}"
-            )
+            what = f"{r.slot(slot).label()} in {slot} has {bits or 'more than 24'} significant bits, FP8 has {FP8_BITS}"
             return ConfigError("gemm", "fp8-exact", f"exact, bf16-rounded ({what})")
     return None
 

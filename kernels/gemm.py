@@ -9,9 +9,10 @@ is the chip's:
     bf16-exact     operands of at most 8 bits in BF16
     tf32-exact     operands of at most 11 bits in TF32
     fp32           any operand, on any device
-    fp8-exact      operands of at most 4 bits in E4M3, with a power of two of their own for each row. Exact while a
-                   row spans at most 2^14 (2603.02731); a row that does not fit makes NaN, never a rounded number.
-                   Hopper accumulates FP8 products in fewer than 24 bits: relative error 1e-4. Only on request
+    fp8-exact      E2M1 × E8M0 in E5M2 or E4M3, under a power of two for the lane, and elements of FP8 under a factor of
+                   the tensor; tiles of the result whose operands these do not hold are BF16's, and so are products of
+                   other shapes than ops/fp8 lists. Hopper adds FP8 products in fewer than 24 bits and promotes their
+                   sums to FP32 (ops/fp8 has the bound). Only on request
     bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as in most
                    simulations. Only on request
 
@@ -30,19 +31,22 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, operand_format, operand_grid, significant_bits
-from fp4dse.dse.rules import FP8_BITS
-from fp4dse.kernels.dispatch import by_device, why_not_capable
+from fp4dse.dse.exactness import (
+    OPERAND_FORMATS,
+    element_grid,
+    fp8_format,
+    fp8_formats,
+    operand_format,
+    operand_grid,
+    significant_bits,
+)
+from fp4dse.kernels.dispatch import by_device, why_not_capable, why_not_fused
+from fp4dse.kernels.ops import fp8
 from fp4dse.kernels.ops.grouped import grouped, grouped_in_segments
 from fp4dse.kernels.ops.products import AS_IT_IS, Finish, bf16, finished, in_segments, multiply
-
-FP8 = torch.float8_e4m3fn
-_ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
-_UNIT = 16  # FP8 products take multiples of it along K and S
 
 
 class Run(Protocol):
@@ -57,6 +61,9 @@ class Gemm(msgspec.Struct, frozen=True):
     run       (a, b, finish) -> [L, R, S]; a, b: float32 or `operand`
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
     operand   the dtype that `run` converts operands to: a quantizer may write it directly
+    sums      how the unit's sums of fewer bits than FP32 become FP32, a word for rows; "": it has none
+    fp8       operands come in FP8, under a power of two for a lane, where their shapes are those of ops/fp8; `run` is
+              for other shapes
     whole     operands come decoded with all their factors, not as element × block scale alone
     fp32      products of FP32 numbers in the kernel that scales partial sums, `ieee` or `tf32`; None: by `run` alone
     """
@@ -64,6 +71,8 @@ class Gemm(msgspec.Struct, frozen=True):
     run: Run
     why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
     operand: torch.dtype = torch.float32
+    sums: str = ""
+    fp8: bool = False
     whole: bool = False
     fp32: str | None = None
 
@@ -85,6 +94,12 @@ def pick(
     return "fp32", tuple(reasons)
 
 
+def name_with_sums(name: str) -> str:
+    """The name of a backend in rows, with how it adds: `fp8-exact/promoted`, some numbers at a time in the unit's
+    bits."""
+    return f"{name}/{sums}" if (sums := GEMMS[name].sums) else name
+
+
 class Filled(NamedTuple):
     """The rows of the first operand, or if `contracted` the numbers along the contraction, that are not zeros: the
     first `number`, int64 [L] (ops/grouped)."""
@@ -99,17 +114,21 @@ def product(
     factors: tuple[Tensor | None, Tensor | None],
     filled: Filled | None = None,
     end: Finish = AS_IT_IS,
+    shifts: tuple[fp8.Shift | None, fp8.Shift | None] = (None, None),
 ) -> Tensor:
     """The product of two operands [L, R, S]: values [L, R, K] and [L, S, K], each times its factor; then as `end` says,
     which has no factors.
 
     A factor is None, [L], one for each row ([L, R] of the first operand, [L, S] of the second), or one for each segment
-    of a row ([L, R, K / 128], [L, S, K / 128]). filled: what is not zeros, where that is known.
+    of a row ([L, R, K / 128], [L, S, K / 128]). filled: what is not zeros, where that is known. shifts:
+    of values in FP8, which have no factors of segments and are filled.
     """
     a, b = operands
     along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
     first, second = (None if f is None or f.ndim == 3 else f for f in factors)
     finish = end._replace(factor_a=first, factor_b=second)
+    if a.dtype in fp8.TOPS:
+        return fp8.multiply(fp8.Fp8(a, shifts[0]), fp8.Fp8(b, shifts[1]), finish)
     if along_a is None and along_b is None:
         if filled is None or gemm.fp32 is None:
             return gemm.run(a, b, finish)
@@ -130,34 +149,6 @@ def fp32(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
 def tf32_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
     """The product of operands whose last 13 bits are zero: TF32 drops no others."""
     return multiply(a, b, "tf32", finish)
-
-
-def fp8_exact(a: Tensor, b: Tensor, finish: Finish = AS_IT_IS) -> Tensor:
-    """The product of rows in E4M3, lane by lane: torch has no batched one. Zeros pad K and S to multiples of 16."""
-    rows = b.shape[1]
-    missing = -a.shape[2] % _UNIT
-    a, b = F.pad(a, (0, missing)), F.pad(b, (0, missing, 0, -rows % _UNIT))
-    (qa, unit_a), (qb, unit_b) = fp8_rows(a.contiguous()), fp8_rows(b.contiguous())
-    one = torch.ones((), device=a.device)
-    lanes = [torch._scaled_mm(x, y.T, one, one, out_dtype=torch.float32) for x, y in zip(qa, qb, strict=True)]
-    return finished((torch.stack(lanes) * unit_a * unit_b.mT)[:, :, :rows], finish)
-
-
-def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [L, R, K] as E4M3 [L, R, K] × a power of two for each row, float32 [L, R, 1].
-
-    The power brings the largest number of a row into (224, 448], the top of E4M3. It is NaN where E4M3 does not hold
-    the row exactly: the product is then NaN, and no check has to wait for the device. Powers stay within 2^±60, so that
-    two of them multiply a product one after the other without a loss of bits in between.
-    """
-    amax = x.abs().amax(dim=2, keepdim=True).view(torch.int32)
-    exponent = (amax + _ABOVE_448 >> 23) - 8  # biased by 127
-    exponent = torch.clamp(exponent, 127 - 60, 127 + 60)
-    power, inverse = ((e << 23).view(torch.float32) for e in (exponent, 254 - exponent))
-    wanted = x * inverse
-    rows = wanted.to(FP8)
-    fits = (rows.to(torch.float32) == wanted).all(dim=2, keepdim=True)
-    return rows, torch.where(fits, power, float("nan"))
 
 
 def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | None:
@@ -194,9 +185,14 @@ def _held_in(name: str, number: str) -> Callable[[str, Sequence[Quantizer], Sequ
 def _why_not_fp8(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> str | None:
     if reason := _why_not_device("fp8-exact", device, (8, 9)):
         return reason
+    if reason := why_not_fused(device):
+        return f"fp8-exact not taken: {reason}"
     for q in (*quantizers_a, *quantizers_b):
-        if (significant_bits(q) or 99) > FP8_BITS:
-            return f"fp8-exact not taken: e4m3 has {FP8_BITS} significant bits, {q.label()} {_bits(q)}"
+        if fp8_format(q) is None:
+            taken = "E2M1 × E8M0 in blocks, or FP8 under a factor of the tensor"
+            return f"fp8-exact not taken: found {q.label()}; accepted: {taken}"
+    if fp8_formats(quantizers_a, quantizers_b) is None:
+        return "fp8-exact not taken: found E5M2 twice; accepted: E4M3 for one"
     return None
 
 
@@ -208,7 +204,7 @@ GEMMS: dict[str, Gemm] = {
     "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16, fp32="ieee"),
     "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32"), fp32="tf32"),
     "fp32": Gemm(fp32, _never, fp32="ieee"),
-    "fp8-exact": Gemm(fp8_exact, _why_not_fp8),
+    "fp8-exact": Gemm(bf16, _why_not_fp8, torch.bfloat16, sums="promoted", fp8=True, fp32="ieee"),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
 """Name -> backend."""

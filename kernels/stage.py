@@ -23,7 +23,9 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
+from fp4dse.dse.exactness import fp8_formats, has_factor, is_fp8_itself
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
+from fp4dse.kernels.ops.fp8 import DTYPES, is_taken
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.products import AS_IT_IS, Finish, finished
 from fp4dse.kernels.ops.rotation import signs_of
@@ -34,6 +36,7 @@ from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Spectral, ma
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
 from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
+from fp4dse.kernels.quant.operand.state import history
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.channels import by_errors, by_score, in_order, put_back
 
@@ -46,6 +49,9 @@ class Stage(msgspec.Struct):
     rotation      of both operands, or None
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
+    fp8           operand -> the FP8 that the backend takes both in, where their shapes are ops/fp8's; else empty
+    fp8_itself    operands whose elements are FP8 numbers, and so need no power of two
+    plain_factors operands in FP8 whose decode factor is 1 in all lanes, and so is left out
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
     """
@@ -55,6 +61,9 @@ class Stage(msgspec.Struct):
     rotation: Hadamard | None
     gemm: str
     gemm_why_not: tuple[str, ...]
+    fp8: dict[str, torch.dtype] = {}
+    fp8_itself: frozenset[str] = frozenset()
+    plain_factors: frozenset[str] = frozenset()
     choice: Choice | None = None
     held: Stage | None = None
 
@@ -87,10 +96,34 @@ class Stage(msgspec.Struct):
         """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`; or converted from codes."""
         if isinstance(x, Tensor):
             return self._quantized(name, x, use, rotation)
-        slot, gemm = self.slots[name], GEMMS[self.gemm]
+        slot = self.slots[name]
         assert isinstance(slot, Converted)
-        operand = slot.convert(x, replace(use, dtype=torch.float32 if gemm.whole else gemm.operand))
-        return operand.whole() if gemm.whole else operand
+        use = replace(use, dtype=self._dtype)
+        return self._as_taken(name, slot.convert(x, use), use)
+
+    def takes_fp8(self, a: Tensor, b: Tensor | Stored, dims: tuple[int, int], rows: Tensor | None) -> bool:
+        """True if the product of a and b, contracted over these dimensions, is one of FP8 units: by the shapes alone,
+        never by the number of lanes. rows: as in `multiply`; what is filled in part has kernels of its own."""
+        if not self.fp8 or rows is not None or self.choice is not None or not isinstance(b, Tensor):
+            return False
+        length = a.shape[dims[0]]
+        return is_taken(a.shape[3 - dims[0]], b.shape[3 - dims[1]], length + -length % self.unit)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The dtype of operands that are not written in FP8."""
+        gemm = GEMMS[self.gemm]
+        return torch.float32 if gemm.whole else gemm.operand
+
+    def _as_taken(self, name: str, operand: Operand, use: Use) -> Operand:
+        """The operand as the backend takes it."""
+        if name in self.fp8 and use.takes_fp8:
+            known = None if name in self.fp8_itself else partial(history, self.slots[name].state, use)
+            operand = operand.in_fp8(self.fp8[name], known)
+            if name in self.plain_factors and len(operand.terms) == 1:
+                operand = operand._replace(terms=[operand.terms[0]._replace(factor=None)])
+            return operand
+        return operand.whole() if GEMMS[self.gemm].whole else operand
 
     def _quantized(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """The operand of all channels, each as it is to be treated."""
@@ -115,7 +148,7 @@ class Stage(msgspec.Struct):
 
     def _operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """The operand of channels that are not treated apart."""
-        gemm, length, x, slot = GEMMS[self.gemm], x.shape[use.dim], x.detach(), self.slots[name]
+        length, x, slot = x.shape[use.dim], x.detach(), self.slots[name]
         part: Part | None = None
         if slot.is_centred:
             x, part = self._centred(x, use, rotation)
@@ -125,11 +158,11 @@ class Stage(msgspec.Struct):
         x = blocks.pad(x, use.dim, self.unit)
         if rotation:
             length += -length % rotation.size  # a rotation fills its last group
-        use = replace(use, length=length, dtype=torch.float32 if gemm.whole else gemm.operand, rotation=rotation)
+        fp8 = self.fp8.get(name) if use.takes_fp8 and name not in self.fp8_itself else None
+        use = replace(use, length=length, dtype=self._dtype, fp8=fp8, rotation=rotation)
         if rotation and not self._rotates(name, use):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
-        operand = slot.quantize(x, use)._replace(part=part)
-        return operand.whole() if gemm.whole else operand
+        return self._as_taken(name, slot.quantize(x, use)._replace(part=part), use)
 
     def _hot(self, name: str, x: Tensor, use: Use) -> Tensor | None:
         """The channels of x whose errors are multiplied, int64 [L, k]; None for a single channel."""
@@ -156,7 +189,8 @@ class Stage(msgspec.Struct):
         return finished(self._sum(a, b, filled), end)
 
     def _product(self, a: Term, b: Term, filled: Filled | None, end: Finish = AS_IT_IS) -> Tensor:
-        return product(GEMMS[self.gemm], (a.values, b.values), (a.factor, b.factor), filled, end)
+        factors, shifts = (a.factor, b.factor), (a.shift, b.shift)
+        return product(GEMMS[self.gemm], (a.values, b.values), factors, filled, end, shifts)
 
     def _sum(self, a: Operand, b: Operand, filled: Filled | None) -> Tensor:
         """The sum of all products that operands of several parts make."""
@@ -266,7 +300,7 @@ def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, back
         a, b = ([recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes] for operand in operands)
         slots = {operand: make_slot(recipes, f"{name}.{operand}", device, backend) for operand in operands}
         rotation = recipes[0].canonical().rotation(name)
-        stages[name] = Stage(name, slots, rotation, *pick(str(device), a, b, gemm))
+        stages[name] = _stage(name, slots, (a, b), rotation, gemm, device)
     channels = recipes[0].canonical().fprop.channels
     if channels is None:
         return stages
@@ -293,14 +327,15 @@ def but_weights(
         slots = {of: own[name].slots[of] if of == "w" else plain[name].slots[of] for of in STAGES[name]}
         weights = [recipe.slot(f"{name}.w").canonical() for recipe in recipes]
         bf16 = [Quantizer(element="bf16")] * len(recipes)
-        stages[name] = Stage(name, slots, own[name].rotation, *pick(str(device), bf16, weights, gemm))
+        stages[name] = _stage(name, slots, (bf16, weights), own[name].rotation, gemm, device)
     return stages
 
 
 def _held_stage(
     name: str, recipes: Sequence[Recipe], channels: Held, gemm: str, device: torch.device, backend: Backend
 ) -> Stage:
-    """The stage of channels that are held in another format: in it, but for operands that are plain."""
+    """The stage of channels that are held in another format: in it, but for operands that are plain. It takes no FP8:
+    nothing carries what its slots would keep from step to step."""
     quantizers: dict[str, list[Quantizer]] = {}
     for operand in STAGES[name]:
         own = [recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes]
@@ -309,4 +344,28 @@ def _held_stage(
         operand: slot_of(of, SLOTS.index(f"{name}.{operand}"), device, backend) for operand, of in quantizers.items()
     }
     a, b = quantizers.values()
-    return Stage(name, slots, None, *pick(str(device), a, b, gemm))
+    in_fp8 = gemm == "fp8-exact"
+    stage = _stage(name, slots, (a, b), None, "exact" if in_fp8 else gemm, device)
+    stage.gemm_why_not += (f"{gemm} not taken for channels that are held in another format",) if in_fp8 else ()
+    return stage
+
+
+def _stage(
+    name: str,
+    slots: dict[str, Slot],
+    quantizers: tuple[Sequence[Quantizer], Sequence[Quantizer]],
+    rotation: Hadamard | None,
+    gemm: str,
+    device: torch.device,
+) -> Stage:
+    """The stage with the backend that takes operands of these canonical quantizers, one a lane each."""
+    chosen, why_not = pick(str(device), *quantizers, gemm)
+    formats: dict[str, torch.dtype] = {}
+    if GEMMS[chosen].fp8:
+        found = fp8_formats(*quantizers)
+        assert found is not None  # or the backend had a reason
+        formats = {operand: DTYPES[form] for operand, form in zip(slots, found, strict=True)}
+    pairs = list(zip(slots, quantizers, strict=True))
+    itself = frozenset(x for x, of in pairs if formats and all(map(is_fp8_itself, of)))
+    of_one = frozenset(x for x, of in pairs if not any(map(has_factor, of)))
+    return Stage(name, slots, rotation, chosen, why_not, formats, itself, of_one)

@@ -91,7 +91,8 @@ class LaneResult(msgspec.Struct):
 class JobResult(msgspec.Struct):
     """Results in the order of the job's lanes, with what the population as a whole took and used.
 
-    `gemm_backend`: one name where all three stages take the same, else three, in the order of STAGES.
+    `gemm_backend`: one name where all three stages take the same, else three, in the order of STAGES
+    (`gemm.name_with_sums`).
     `kept_bytes`: what the first step's forward pass kept for the backward pass, None if that is not known.
     `fallbacks` holds one sentence for each path that was wanted and not taken. `environment`: the row columns that
     describe the machine that trained it, which need not be the driver's.

@@ -480,6 +480,7 @@ WITH_MORE = {
     "commands/diagnosis.py:diagnose": "a command: each parameter is an option of it",
     "commands/weights.py:fit": "a command: each parameter is an option of it",
     "kernels/quant/triton/operators.py:_operand": _OPERATOR,
+    "kernels/quant/triton/operators.py:_fp8": _OPERATOR,
     "kernels/quant/triton/operators.py:_packed": _OPERATOR,
     "kernels/quant/triton/operators.py:_both": _OPERATOR,
     "kernels/quant/triton/operators.py:_through": _OPERATOR,
@@ -488,9 +489,12 @@ WITH_MORE = {
     "kernels/ops/attention/kernels.py:_outputs": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_keys": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_queries": _HELPER,
-    "kernels/ops/products/triton.py:_finished": _HELPER,
+    "kernels/ops/fp8/wide.py:_exact": _HELPER,
+    "kernels/ops/products/triton.py:finish_tile": _HELPER,
     "kernels/quant/triton/blocks.py:_encoded": _HELPER,
     "kernels/quant/triton/programs.py:_operand": _HELPER,
+    "kernels/quant/triton/eights.py:put_blocks": _HELPER,
+    "kernels/quant/triton/eights.py:put_fp8": _HELPER,
     "kernels/quant/triton/tiles.py:write": _HELPER,
 }
 """Functions with more, each with its reason. Triton kernels have as many as they need, with one launcher."""

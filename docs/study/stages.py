@@ -9,8 +9,12 @@ The run itself ends after `--limit` seconds. It needs torch, msgspec, pandas, py
 
 A chain of the file is a list of steps, run one after the other beside the other chains, in workers of its own:
 
-    tune PRESET …       python -m fp4dse.tasks.tuned.tune: its rates are those of the sweeps that follow
-    sweep SPACE …       as fp4dse sweep, into the store of the chain, without its table and report; --lanes: of a job
+    tune PRESET …       python -m fp4dse.tasks.tuned.tune --lacking: its rates are those of the sweeps that follow, and
+                        what the tree has rates of is not tuned again
+    sweep SPACE …       as fp4dse sweep, into the store of the chain, without its table and report; --lanes: of a job;
+                        --front-of TASK:PRESET: of SPACE the recipes that the rows of that preset choose, at its rates
+
+What the store of the tree that a chain names (`store = "docs/study/store"`) has is not trained again.
 """
 
 from __future__ import annotations
@@ -30,11 +34,17 @@ import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fp4dse.dse import Recipe, Space
+    from fp4dse.sweeps.plan import Rates
 
 TREE = Path(__file__).resolve().parents[2]
 LEAST_S, STORING_S = 20.0, 25.0
 """Seconds that a step must have before it, and those that a sweep has to end in."""
+LEAST_SEEDS, MOST_CHOSEN, ALWAYS = 3, 6, "nvidia-nvfp4"
+"""Of the rule by which a stage chooses the recipes of the next one (plan.md)."""
 
 
 def main() -> None:
@@ -117,6 +127,11 @@ def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
     name, jobs = chain["name"], str(chain["workers"] * cards(device))
     folder = at / "chains" / name
     with open(at / "logs" / f"{name}.txt", "ab", buffering=0) as log:
+        if "store" in chain:
+            merge = [sys.executable, "-P", "-m", "fp4dse", "store", "merge", str(folder / "store"), chain["store"]]
+            if run(merge, log, end - time.monotonic()):
+                log.write(b"### without the rows of the tree nothing is trained\n")
+                return
         for step in chain["steps"]:
             left = end - time.monotonic()
             if left < LEAST_S + STORING_S:
@@ -125,7 +140,15 @@ def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
             kind, *words = shlex.split(step)
             options = ["--device", device, "--jobs", jobs]
             if kind == "tune":
-                command = ["-m", "fp4dse.tasks.tuned.tune", *words, *options, "--work", str(folder / "tune")]
+                command = [
+                    "-m",
+                    "fp4dse.tasks.tuned.tune",
+                    *words,
+                    "--lacking",
+                    *options,
+                    "--work",
+                    str(folder / "tune"),
+                ]
             else:
                 command = [__file__, "sweep", *words, *options, "--store", str(folder / "store")]
                 command += ["--budget", f"{left - STORING_S:.0f}"]
@@ -145,13 +168,18 @@ def sweep(words: list[str]) -> None:
     parser.add_argument("space")
     for name in ("task", "seeds", "device", "store", "lanes"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--front-of")
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--budget", type=float, required=True)
     asked = parser.parse_args(words)
+    space, rates = find_space(asked.space), None
+    if asked.front_of:
+        space, rates = front_of(asked.front_of, space, asked.store)
     result = run_sweep(
-        find_space(asked.space),
+        space,
         tasks=parse_tasks([asked.task]),
         seeds=parse_seeds(asked.seeds),
+        lrs=rates,
         store=asked.store,
         device=asked.device,
         jobs=asked.jobs,
@@ -160,6 +188,38 @@ def sweep(words: list[str]) -> None:
     )
     print(result, flush=True)
     sys.exit(result.exit_code)
+
+
+def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], Rates]:
+    """The recipes of a space that go on to the next stage by the plan's rule, and their rates at the preset.
+
+    Those on the front of the space's rows of the preset: the cheapest, the one of the lowest gap, and of those between
+    at most four, the likeliest first; NVIDIA's recipe always. Nothing is chosen from a part: the program ends where a
+    recipe lacks three seeds on one kind of machine."""
+    from fp4dse.dse import Recipe
+    from fp4dse.results import open_store
+    from fp4dse.results.stats.front_chance import front_chance
+    from fp4dse.sweeps.arguments import parse_tasks
+    from fp4dse.sweeps.plan import class_rates
+    from fp4dse.tasks import find_facts
+
+    recipes = {recipe.canonical().config_id: recipe for recipe in space.recipes()}
+    ((task, name, *_),) = parse_tasks([preset])
+    runs = open_store(store).runs()
+    mine = (runs["task"].eq(task) & runs["preset"].eq(name)) & (runs["config_id"].isin(recipes) | runs["is_baseline"])
+    lines = front_chance(runs[mine])
+    lines = lines[lines["config_id"].isin(recipes)]
+    whole = lines[lines["pairs"].ge(LEAST_SEEDS)]
+    if len(whole) < len(recipes) or whole["config_id"].nunique() < len(whole):
+        sys.exit(f"{preset}: {len(whole)} of {len(recipes)} recipes have {LEAST_SEEDS} seeds on one kind of machine")
+    front = whole[whole["on_front"]].sort_values(["overhead", "gap"])
+    between = front.iloc[1:].sort_values("gap").iloc[1:].sort_values("p_front", ascending=False)
+    chosen = {*front["config_id"].iloc[:1], *front.sort_values("gap")["config_id"].iloc[:1]}
+    chosen |= {*between["config_id"].iloc[: MOST_CHOSEN - 2], Recipe.named(ALWAYS).canonical().config_id}
+    for line in whole[whole["config_id"].isin(chosen)].itertuples():
+        print(f"chosen: {line.label}, {100 * line.gap:+.2f} %, {line.overhead:.2f} of BF16's time", flush=True)
+    facts = find_facts(task, name)
+    return [recipe for one, recipe in recipes.items() if one in chosen], lambda _, recipe: class_rates(facts, recipe)
 
 
 def run(command: list[str], log: IO[bytes], limit_s: float) -> int:

@@ -30,6 +30,12 @@ from fp4dse.results.text.ratios import change, change_with_range
 from fp4dse.results.views import front
 
 HERE = Path(__file__).parent
+_SAID = ("task", "interval")
+"""Columns that the text above a table stands for."""
+APART = ("rotation of wgrad", "stochastic gradient of dgrad", "stochastic gradient of wgrad", "forward, stochastic")
+"""Effects that are shown pair by pair."""
+FLUSHED = ("ue5m3", "e2m1 1x16 ue5m3-encode")
+"""Recipes whose scales flush a part of the gradients: what changes that part outweighs all other pairs."""
 
 
 def main() -> None:
@@ -61,7 +67,7 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
     for title, rows in effect_tables(mine, questions).items():
         if rows:
             parts.append(
-                f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k != 'task'} for row in rows])}"
+                f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k not in _SAID} for row in rows])}"
             )
     return "".join(parts) + "\n" if parts else _markdown([])
 
@@ -120,6 +126,41 @@ def _gradient_range(runs: pd.DataFrame) -> list[dict[str, object]]:
         row = rows.setdefault(scale, {"scale": f"`{scale}`"})
         row[f"loss scale {recipe.training.loss_scale:g}"] = change_with_range(line["mean"], line["low"], line["high"])
     return list(rows.values())
+
+
+def _pairs(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each pair on `language:1M` of the techniques whose effects are means over unlike pairs, and for all but
+    those of FLUSHED; with t intervals of these seeds alone, nothing pooled."""
+    lanes = rows_at_best_lr(runs[runs["task"].eq("language") & runs["preset"].eq("1M")])
+    ids, quantized = by_seed(lanes, lanes["gap"])
+    _, bf16 = by_seed(lanes, lanes["gap_bf16"])
+    first, at = lanes.drop_duplicates("config_id").set_index("config_id"), {name: row for row, name in enumerate(ids)}
+    label = first["recipe_label"].astype(str).to_dict()
+    recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first["recipe"].items()}
+    groups: dict[str, list[tuple[str, str]]] = {}
+    questions = load_questions(HERE / "questions.toml").questions
+    for effect in itertools.chain.from_iterable(question.effects for question in questions if question.id != "Q7"):
+        name = effect.name.partition(" (")[0] if effect.name.startswith(APART) else effect.name
+        if name in APART or name.startswith("HiFloat4"):
+            groups[name] = list(dict.fromkeys([*groups.get(name, []), *effect.pairs(recipes)]))
+    named = {text: name for name, text in label.items()}
+    for ends, of in (("floor", "mxfp4"), ("ceil", "mxfp4-rceil")):
+        pair = named.get(f"{of}, gradients SR"), named.get("hif4, gradients SR")
+        groups[f"HiFloat4 for MXFP4 ({ends})"] += [pair] if None not in pair else []  # type: ignore[list-item]
+    rows: list[dict[str, object]] = []
+    for name, pairs in groups.items():
+        parts = [(label[one], [(one, other)]) for one, other in pairs]
+        rest = [pair for pair in pairs if label[pair[0]] not in FLUSHED]
+        parts.sort(key=lambda part: part[0] in FLUSHED)
+        if len(rest) < len(pairs):
+            parts[len(rest) :] = [("*mean of the lines above*", rest), *parts[len(rest) :], ("*mean of all*", pairs)]
+        for on, some in parts:
+            row: dict[str, object] = {"technique": name, "on top of, or in place of": on}
+            for heading, gaps in (("loss", quantized), ("loss in BF16", bf16)):
+                line = mean_interval(np.mean([gaps[at[b]] - gaps[at[a]] for a, b in some], axis=0)[None]).iloc[0]
+                row[heading] = change_with_range(line["mean"], line["low"], line["high"])
+            rows.append(row)
+    return rows
 
 
 def _agreement(runs: pd.DataFrame) -> list[dict[str, object]]:
@@ -280,6 +321,7 @@ _GROUPS = _groups()
 _OF_RUNS = {
     "lanes": _lanes,
     "gradient-range": _gradient_range,
+    "pairs": _pairs,
     "agreement": _agreement,
     "fewer-seeds": _fewer_seeds,
     "published": _published,

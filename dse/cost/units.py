@@ -25,11 +25,10 @@ import msgspec
 
 from fp4dse.dse.attention import ATTENTION_SLOTS
 from fp4dse.dse.cost.chip import UNITS, Chip
-from fp4dse.dse.exactness import OPERAND_FORMATS, Grid, element_grid, operand_grid
+from fp4dse.dse.exactness import FP8_BITS, OPERAND_FORMATS, Grid, element_grid, operand_grid
 from fp4dse.dse.own_formats import Own, element_format, element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice, Recipe
-from fp4dse.dse.rules import FP8_BITS
 from fp4dse.dse.scale import FloatScale, scale_format, scale_key
 from fp4dse.dse.stages import SLOTS
 

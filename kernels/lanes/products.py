@@ -65,6 +65,7 @@ class LaneProducts(LaneStages):
         rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
         if isinstance(b, Tensor):
             of.choose(a, b, use, (a_dim, b_dim))
+        use = replace(use, takes_fp8=of.takes_fp8(a, b, (a_dim, b_dim), self.filled))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
         qb = of.operand(second, b, replace(use, dim=b_dim), rotation)
         return of.multiply(qa, qb, self.filled, Finish(dtype=dtype, out=out))
@@ -83,6 +84,7 @@ class LaneProducts(LaneStages):
         stage, use = self.stage("fprop", layer), self.use(layer)
         rotation = stage.draw_rotation(use)
         stage.choose(x, w, use, (2, 2))
+        use = replace(use, takes_fp8=stage.takes_fp8(x, w, (2, 2), self.filled))
         is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
         copies = copy_x and "wgrad" in self.requantized and not is_made_again
         packs = copies and (self.converts(layer) or (self.packed and self.why_not_packed(layer) is None))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import dispatch, native
+from fp4dse.kernels.ops.fp8 import Shift
 from fp4dse.kernels.quant.descriptor import unheeded
 from fp4dse.kernels.quant.spec import low_rank, reference
 from fp4dse.kernels.quant.spec.codecs import Encoded
@@ -31,6 +32,7 @@ class Backend(msgspec.Struct, frozen=True):
     operand: quantizes a whole operand (`triton.operators.operand`, or one that computes the same). It takes `codecs`,
         `blocks` and, of operands that it is to rotate, `rotations`. It refuses lanes that need a column of the
         descriptor tables which its code does not read; heeded(codec, features) has those that it reads
+    fp8: `triton.operators.fp8`, for calls of `operand`, where there is such a kernel
     packed: `triton.operators.packed`, for calls of `operand`, where there is such a kernel
     maxima: `reference.rotated_maxima`, for calls of `operand`
     squares: `triton.operators.squares`, where there is such a kernel
@@ -48,6 +50,7 @@ class Backend(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...] = limits.BLOCKS
     heeded: Callable[[str, Features], Collection[str]] = heeding.heeded
     rotations: tuple[int, ...] = limits.ROTATIONS
+    fp8: Callable[..., tuple[Tensor, Shift, Tensor]] | None = None
     packed: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     maxima: Callable[..., Tensor] = reference.rotated_maxima
     squares: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -102,7 +105,7 @@ def backend(device: str) -> Backend:
     if dispatch.by_device(device, cpu=False, cuda=True):
         if reason := dispatch.why_not_fused(device):
             return _eager(reason)
-        kernels = {"operand": fused.operand, "packed": fused.packed, "maxima": fused.rotated_maxima}
+        kernels = {"operand": fused.operand, "fp8": fused.fp8, "packed": fused.packed, "maxima": fused.rotated_maxima}
         kernels |= {"squares": fused.squares, "by_scales": by_scales, "through": fused.through}
         return msgspec.structs.replace(_eager(), name="triton", **kernels)
     reason = why_not_compiled(device)

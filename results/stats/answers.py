@@ -3,7 +3,10 @@
 An effect is the mean difference of log loss over all pairs of recipes that differ in it alone, on the same seeds, each
 loss less what the recipe's training side does to BF16 (`gap_matched`). Its variance is that over seeds, pooled over all
 effects of a setting as far as these are alike beside independent lanes. The interval is 95 % for all effects of a
-question at once (Bonferroni); `own_low` and `own_high` are for one alone.
+question at once (Bonferroni); `own_low` and `own_high` are for one alone. The task that screens chooses among all
+effects, and is read by the first; a later task is asked of effects that were told, and is read by the second
+(`repeats`). Where variances are pooled, intervals are 95 % on average over the effects of a setting: one whose lanes
+differ far more from seed to seed than those of the others is in its interval less often.
 
 It `helps` or `harms` where the interval lies on one side of zero, is `negligible` where it lies within the margin of
 the file, and `open` otherwise. Then
@@ -34,7 +37,7 @@ from fp4dse.results.stats.spread import lane_variance, pooled_beside_lanes
 EVALUATIONS = ("quantized", "bf16")
 """The forward pass that held-out losses went through."""
 COLUMNS = [*SETTING, "evaluation", "question", "effect", "pairs", "seeds", "difference", "low", "high"]
-COLUMNS += ["own_low", "own_high", "diverges", "recovers", "tells"]
+COLUMNS += ["own_low", "own_high", "diverges", "recovers", "tells", "repeats"]
 
 
 def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
@@ -42,7 +45,8 @@ def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
 
     Columns: SETTING, evaluation, question (id), effect (name), pairs, seeds, difference (mean log loss ratio, below 0
     where it helps), low, high, own_low, own_high (see the top), diverges, recovers (pairs of which the changed, or the
-    unchanged recipe alone diverged), tells (helps, harms, negligible or open).
+    unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high), repeats (helps, harms
+    or open, by own_low and own_high).
     """
     first = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
     recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first.items()}
@@ -97,7 +101,7 @@ def _differences(
 
 
 def _with_intervals(lines: pd.DataFrame, questions: Questions) -> pd.DataFrame:
-    """low, high, own_low, own_high and tells."""
+    """low, high, own_low, own_high, tells and repeats."""
     columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
     variance, freedom = pooled_beside_lanes(*columns)
     middle = lines["difference"].to_numpy(float)
@@ -112,7 +116,8 @@ def _with_intervals(lines: pd.DataFrame, questions: Questions) -> pd.DataFrame:
     own_low, own_high = interval(1)
     conditions = [(low > -questions.negligible) & (high < questions.negligible), high < 0, low > 0]
     tells = np.select(conditions, ["negligible", "helps", "harms"], "open")
-    return lines.assign(low=low, high=high, own_low=own_low, own_high=own_high, tells=tells)
+    repeats = np.select([own_high < 0, own_low > 0], ["helps", "harms"], "open")
+    return lines.assign(low=low, high=high, own_low=own_low, own_high=own_high, tells=tells, repeats=repeats)
 
 
 def answers(effects: pd.DataFrame, questions: Questions) -> pd.DataFrame:
@@ -153,6 +158,6 @@ def _answer(
         return "refuted", f"it {tells} on {questions.screen}"
     if after.empty:
         return "not settled", f"it {tells} on {questions.screen}; no pair was trained on {' or '.join(questions.later)}"
-    if not (after["own_high"].lt(0) if tells == "helps" else after["own_low"].gt(0)).all():
+    if not after["repeats"].eq(tells).all():
         return "not settled", f"it {tells} on {questions.screen}, which {later} does not repeat"
     return "confirmed", f"it {tells} on {questions.screen} and on {later}"

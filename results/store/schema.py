@@ -165,7 +165,11 @@ OUTCOME: dict[str, Column] = {
     "threads": Column(COUNT, "of the worker"),
     "dtype": Column(TEXT, "of activations between layers"),
     "quantizer_backend": Column(TEXT, "which path quantized"),
-    "gemm_backend": Column(TEXT, "which products were used: one name, or three in the order fprop, dgrad, wgrad"),
+    "gemm_backend": Column(
+        TEXT,
+        "which products were used: one name, or three in the order fprop, dgrad, wgrad; `/promoted`: the unit "
+        "adds some products in bits of its own before they are added in FP32",
+    ),
     "fallbacks": Column(pa.list_(TEXT), "paths that were wanted and not taken, with the reason"),
     "torch_version": Column(TEXT, "of PyTorch"),
     "python_version": Column(TEXT, "of Python"),

@@ -12,6 +12,7 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import dispatch
+from fp4dse.kernels.gemm import name_with_sums
 from fp4dse.tasks.engine import checkpoint as files
 from fp4dse.tasks.engine.evaluation import diverged_result, evaluate, final_results, pruned_result, rehearse
 from fp4dse.tasks.engine.population import EAGER_STEPS, Population
@@ -88,7 +89,7 @@ def train(
     report(Progress("evaluate", task.steps, task.steps, run.losses()))
     results = run.results()
     numerics = run.population.numerics
-    gemms = list(numerics.gemms.values())
+    gemms = [name_with_sums(name) for name in numerics.gemms.values()]
     return JobResult(
         lanes=results,
         train_s=before + time.monotonic() - ready,

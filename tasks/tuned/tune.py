@@ -5,7 +5,8 @@ its best rate at an edge, and the rates beside the best are tried last. Then wei
 best rate and at twice that. The resolution of the preset comes from other seeds: BF16, NVFP4 and MXFP4 at their rates.
 `--fresh 0` ends with the rates. Where the preset has a file, classes that are not tuned again keep their curves in it.
 `--jobs 8` trains populations in so many workers (worker.py) at a time, dealt out among the GPUs; what is finished in
-the folder of `--work` is not trained again, so that the same command goes on from there.
+the folder of `--work` is not trained again, so that the same command goes on from there. `--lacking` leaves out presets
+whose file has all that is asked for already.
 It needs the packages of a worker alone, so that it runs on any machine that trains.
 """
 
@@ -167,6 +168,14 @@ def tune(
     return merged(found, before) if before else found
 
 
+def has_all(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: int, fresh: int) -> bool:
+    """True if a tuning would find nothing that there is not: of this revision, length and device, the rates of all
+    classes by as many seeds or more, and a check by as many, unless `fresh` is 0."""
+    same = (before.rev, before.steps, before.device) == (task.rev, task.steps, device)
+    enough = len(before.seeds) >= seeds and len(before.fresh_seeds) >= fresh
+    return same and enough and {*classes} <= before.rates.keys()
+
+
 def kept(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: Sequence[int]) -> Tuned | None:
     """The findings that a tuning of some classes adds to; None if it replaces them all. ConfigError if others would
     stay that were tuned on another revision, device or other seeds: their curves would not be comparable."""
@@ -238,6 +247,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
     parser.add_argument("--work", type=Path, help="folder of their jobs, from which the same command goes on")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--lacking", action="store_true", help="only presets whose file lacks what is asked for")
     asked = parser.parse_args(arguments)
     for text in asked.presets:
         name, _, data = text.partition("@")
@@ -246,6 +256,9 @@ def main(arguments: list[str] | None = None) -> None:
         named = data.partition("?")[0]
         file = asked.folder / file_name(one.name, one.preset, named)
         before = decode_json(file.read_bytes(), Tuned) if file.is_file() else None
+        if asked.lacking and before and has_all(before, one, asked.device, asked.classes, asked.seeds, asked.fresh):
+            print(file, "has all of it:", before.rates, flush=True)
+            continue
         trainer = Trainer(one, asked.device, asked.most, asked.jobs, asked.work)
         found = tune(trainer, named, asked.classes, asked.seeds, asked.fresh, before)
         print(write(found, asked.folder), found.rates, flush=True)

@@ -29,8 +29,9 @@ def test_the_stores_here_are_listed_the_latest_first(run, finished):
 
 def test_stores_are_merged_counted_and_retired(run, finished):
     merged = run("store", "merge", "all", "runs/few/store")
-    assert "10 rows" in merged.out
-    assert "0 rows" in run("store", "merge", "all", "runs/few/store").out
+    assert merged.out == "10 rows from runs/few/store into all, which has 10 now\n"
+    assert run("store", "merge", "all", "runs/few/store").out.startswith("0 rows from runs/few/store into all")
+    assert "INTO, the first, grows" in run("store", "merge", "--help").out
     assert json.loads(run("store", "info", "--store", "all", "--json").out)["done"] == 10
     assert run("store", "invalidate", "quantizers", "99", "--store", "all").code == 0
     assert json.loads(run("store", "info", "--store", "all", "--json").out)["done"] == 0

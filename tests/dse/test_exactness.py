@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.exactness import (
     OPERAND_FORMATS,
     element_grid,
     format_grid,
+    fp8_format,
+    fp8_formats,
     grid,
+    has_factor,
     holds,
     operand_format,
     operand_grid,
@@ -22,7 +25,7 @@ from fp4dse.dse.exactness import (
 )
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.quantizer_rules import quantizer_faults
-from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, scale_key
+from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
 from tests.each import each
 
 POWERS = [2.0**e for e in range(-127, 128)]
@@ -125,3 +128,37 @@ def later():
 def test_of_a_codec_that_is_not_listed_no_format_is_known_to_hold_operands():
     assert later().codec == "later"
     assert (element_grid(later()), operand_format(later())) == (None, "fp32")
+
+
+def test_fp8_units_take_e2m1_in_blocks_and_tiles_of_powers_of_two_and_fp8_of_a_tensor():
+    formats = {name: fp8_format(q.canonical()) for name, q in QUANTIZERS.items()}
+    in_blocks = {name for name in QUANTIZERS if name.startswith("mxfp4")}
+    assert {name for name, found in formats.items() if found == "e5m2"} - in_blocks == {
+        "fp8-e5m2-current",
+        "fp8-e5m2-delayed",
+    }
+    assert {name for name, found in formats.items() if found == "e4m3"} == {"fp8-current", "fp8-delayed"}
+    for element in set(ELEMENTS) - {"e2m1"}:
+        assert fp8_format(Quantizer(element=element, scale=E8M0(), block=32)) is None
+
+
+def test_of_two_operands_in_e5m2_one_is_in_e4m3():
+    """The second, but where its elements fill E5M2."""
+    mxfp4, e5m2, nvfp4 = (Quantizer.named(name) for name in ("mxfp4", "fp8-e5m2-current", "nvfp4"))
+    assert fp8_formats([mxfp4], [mxfp4]) == ("e5m2", "e4m3")
+    assert fp8_formats([mxfp4], [e5m2]) == ("e4m3", "e5m2")
+    assert fp8_formats([e5m2], [mxfp4]) == ("e5m2", "e4m3")
+    assert fp8_formats([Quantizer.named("fp8-current")], [mxfp4]) == ("e4m3", "e5m2")
+    assert fp8_formats([e5m2], [e5m2]) is None
+    assert fp8_formats([nvfp4], [mxfp4]) is None
+    assert fp8_formats([mxfp4, nvfp4], [mxfp4]) is None
+
+
+def test_lanes_whose_products_have_other_factors_are_not_of_one_structure():
+    """Under FP8 units, which take other ways with them."""
+    scaled = Quantizer(element="e2m1", scale=E8M0(), block=32, tensor_scale=TensorScale())
+    recipes = [Recipe.uniform(q) for q in (Quantizer.named("mxfp4"), scaled)]
+    assert [has_factor(recipe.fprop.x) for recipe in recipes] == [False, True]
+    assert recipes[0].signature() == recipes[1].signature()
+    first, second = (msgspec.structs.replace(recipe, gemm="fp8-exact").signature() for recipe in recipes)
+    assert first != second

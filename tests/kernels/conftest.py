@@ -70,8 +70,10 @@ def place(request):
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        for module in ("max_abs", "mxfp4"):
+        for module in ("eights", "fp8", "max_abs", "mxfp4", "shifting", "wide"):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
+        patch.setattr(modules["eights"], "eight_bits", _eight_bits)
+        patch.setattr(modules["shifting"], "upward", _upward)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)
@@ -160,6 +162,18 @@ def _toward_zero(y, power):
     return (near.to(tl.int32, bitcast=True) - (near / power > y).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
+def _upward(y, power):
+    near = y * power
+    return (near.to(tl.int32, bitcast=True) + (near / power < y).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+def _eight_bits(x, mantissa):
+    """Of numbers that FP8 has."""
+    mantissa = getattr(mantissa, "value", mantissa)
+    bits = (tl.abs(x) * 2.0 ** {2: -112, 3: -120}[mantissa]).to(tl.int32, bitcast=True) >> 23 - mantissa
+    return (bits | (x.to(tl.int32, bitcast=True) >> 24 & 0x80)).to(tl.uint8)
+
+
 def _mend_bfloat16(patch):
     """The interpreter loses subnormal bfloat16 numbers, and cuts off where a device rounds."""
     from triton.runtime import interpreter
@@ -185,10 +199,14 @@ def _mend_minimum(patch):
 
 
 def _mend_dot(patch):
-    """The interpreter multiplies the bits of bfloat16 numbers, as integers."""
+    """The interpreter multiplies the bits of bfloat16 numbers, as integers, and FP8 numbers with rounding."""
     from triton.runtime import interpreter
 
+    fp8 = {tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}
+
     def wide(x):
+        if x.dtype.scalar in fp8:
+            return torch.from_numpy(np.ascontiguousarray(x.data)).view(fp8[x.dtype.scalar]).to(torch.float32)
         data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
         return torch.from_numpy(np.ascontiguousarray(data))
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe, exactness
-from fp4dse.dse.exactness import OPERAND_FORMATS, format_grid, operand_format
+from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.scale import BF16, E8M0, FP32
 from fp4dse.kernels import LaneNumerics, gemm, lanes
-from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, pick
-from fp4dse.kernels.ops import products
+from fp4dse.kernels.gemm import FASTEST, GEMMS, pick
+from fp4dse.kernels.ops import fp8, products
 from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.spec.codecs import CODECS
-from tests.each import each
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
 
@@ -92,14 +91,22 @@ def test_lanes_choose_their_products_once():
     assert made.gemm_why_not == ()
 
 
-def test_fp8_is_offered_for_operands_of_four_bits_on_chips_that_have_it(monkeypatch):
+def test_fp8_is_offered_for_e2m1_in_blocks_and_fp8_of_a_tensor_on_chips_that_have_it(monkeypatch):
     why_not = GEMMS["fp8-exact"].why_not
     pretend(monkeypatch, 8, 9)
-    assert why_not("cuda", [MXFP4], [Quantizer(element="int4", scale=E8M0())]) is None
-    assert "e4m3 has 4 significant bits, nvfp4 has up to 6" in str(why_not("cuda", [MXFP4], [NVFP4]))
+    of_tensor = Quantizer.named("fp8-current")
+    assert why_not("cuda", [MXFP4], [of_tensor]) is None
+    for other in (NVFP4, Quantizer.named("mxfp8"), Quantizer(element="int4", scale=E8M0())):
+        reason = f"found {other.label()}; accepted: E2M1 × E8M0 in blocks, or FP8 under a factor of the tensor"
+        assert why_not("cuda", [MXFP4], [MXFP4, other]) == f"fp8-exact not taken: {reason}"
+        assert pick("cuda", [MXFP4], [other], "fp8-exact")[0] == "bf16-exact"
     pretend(monkeypatch, 8, 0)
     assert "compute capability 8.9, Some GPU has 8.0" in str(why_not("cuda", [MXFP4], [MXFP4]))
     assert "fp8-exact" not in FASTEST
+
+
+def test_a_row_says_what_was_not_added_in_fp32():
+    assert [gemm.name_with_sums(name) for name in ("bf16-exact", "fp8-exact")] == ["bf16-exact", "fp8-exact/promoted"]
 
 
 def test_a_backend_that_the_device_does_not_have_says_so():
@@ -130,62 +137,12 @@ def test_rounded_products_are_those_of_bf16_operands():
     assert torch.allclose(got.double(), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "columns", "k"), [(16, 16, 32), (5, 10, 48), (33, 1, 17)])
-def test_fp8_products_are_those_of_their_operands_at_any_size(rows, columns, k):
-    a, b = mxfp4_operand(3, rows, k), mxfp4_operand(3, columns, k)
-    got = gemm.fp8_exact(a, b)
-    magnitude = torch.bmm(a.double().abs(), b.double().abs().mT)
-    assert got.shape == (3, rows, columns)
-    assert torch.equal(got, gemm.fp8_exact(a.mT.contiguous().mT, b.mT.contiguous().mT))
-    assert ((got.double() - torch.bmm(a.double(), b.double().mT)).abs() <= 1e-4 * magnitude).all()
-
-
-@each("element", ELEMENTS)
-@each("power", range(-16, 1))
-def test_e4m3_holds_every_code_while_scales_of_a_row_lie_within_its_window(element, power):
-    """A row of all codes at scale 1 and all at 2^power: exact exactly if E4M3 holds the smallest code of the second."""
-    codes = torch.tensor(ELEMENTS[element].magnitudes())
-    x = torch.cat([codes, -codes * 2.0**power])[None, None]
-    rows, unit = fp8_rows(x)
-    smallest = format_grid(ELEMENTS[element]).step + power  # exponent of the last bit
-    largest = ELEMENTS[element].emax
-    fits = smallest - (largest - 8) >= -9
-    assert bool(unit.isfinite().all()) == fits
-    if fits:
-        assert torch.equal(rows.float() * unit, x)
-
-
 @pytest.mark.parametrize("n", range(1, 16))
-def test_the_largest_number_of_a_row_is_within_e4m3(n):
-    rows, unit = fp8_rows(torch.tensor([[[n * 2.0**-20, 0.0]]]))
-    assert 224 < rows[0, 0, 0].item() <= 448
-    assert rows[0, 0, 0].float() * unit == n * 2.0**-20
-
-
-def test_a_row_that_e4m3_does_not_hold_makes_nan_of_its_own_products_only():
-    a, b = mxfp4_operand(2, 4, 32), mxfp4_operand(2, 6, 32)
-    a[0, 1, :2] = torch.tensor([1.0, 2.0**-20])
-    b[1, 3, 0] = float("nan")
-    a[1, 0, 5] = float("inf")
-    nan = gemm.fp8_exact(a, b).isnan()
-    expected = torch.zeros(2, 4, 6, dtype=torch.bool)
-    expected[0, 1], expected[1, :, 3], expected[1, 0] = True, True, True
-    assert torch.equal(nan, expected)
-
-
-@pytest.mark.parametrize("scale", [2.0**e for e in (-149, -126, -70, -49, 0, 59, 100, 125)])
-def test_fp8_rows_of_any_size_are_held_or_nan(scale):
-    x = mxfp4_operand(1, 8, 16, 0) * 2**20 * scale
-    rows, unit = fp8_rows(x)
-    held = rows.float() * unit == x
-    assert (held | unit.isnan()).all()
-    if 2.0**-50 < scale < 2.0**60:
-        assert held.all()
-
-
-def test_a_zero_row_is_held():
-    rows, unit = fp8_rows(torch.zeros(1, 2, 16))
-    assert torch.equal(rows.float() * unit, torch.zeros(1, 2, 16))
+def test_the_largest_number_of_a_segment_is_at_the_top_of_e4m3(n):
+    x = torch.nn.functional.pad(torch.tensor([[[n * 2.0**-20]]]), (0, 127))
+    values, shift = fp8.to_fp8(x, fp8.E4M3)
+    assert 224 < values[0, 0, 0].item() <= 448
+    assert torch.equal(shift.decoded(values), x)
 
 
 def test_settings_of_the_matrix_units_hold_for_the_call_only():

@@ -7,6 +7,7 @@ import pytest
 
 from fp4dse.dse import recipe_to_dict
 from fp4dse.results import open_store
+from fp4dse.results.stats.intervals import mean_interval
 from fp4dse.sweeps.arguments import find_space
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -16,6 +17,7 @@ COLUMNS = [
 ]
 """What is rounded, in the order of the table."""
 QAD, ALONE = ", qad", ", trains what is learned"
+PACT = ", fprop.x learned-clip start=128 decay=0.0002 rate=1000"
 METHODS = [
     *(("", ""), ("", QAD)),
     *((", fprop.w factors", ALONE), (", fprop.w factors", QAD + ALONE)),
@@ -23,6 +25,7 @@ METHODS = [
     *((", fprop.w scales", ALONE), (", fprop.w scales", QAD + ALONE)),
     *((", fprop.w lsq", ""), (", fprop.w lsq", QAD), (", fprop.w lsq", ALONE), (", fprop.w lsq", QAD + ALONE)),
 ]
+METHODS += [(PACT, ""), (PACT, QAD), (PACT, ALONE), (PACT, QAD + ALONE)]
 """The rows of the table, what a label has before and behind the backward pass."""
 
 
@@ -32,12 +35,17 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def recovered():
-    return open_store(DOCS / "study" / "finetune-store").sql("FROM recovered").set_index("label")
+def store():
+    return open_store(DOCS / "study" / "finetune-store")
+
+
+@pytest.fixture(scope="module")
+def recovered(store):
+    return store.sql("FROM recovered").set_index("label")
 
 
 def test_the_table_has_all_that_the_store_has(page, recovered):
-    rows = [row.strip("|").split("|")[1:] for row in page.partition("| | weights, NVFP4 |")[2].splitlines()[2:15]]
+    rows = [row.strip("|").split("|")[1:] for row in page.partition("| | weights, NVFP4 |")[2].splitlines()[2:19]]
     [lost, *rows] = [[cell.strip() for cell in row] for row in rows]
     written = set()
     for (before, behind), [*cells, step] in zip(METHODS, rows, strict=True):
@@ -59,9 +67,76 @@ def test_the_table_has_all_that_the_store_has(page, recovered):
     assert set(recovered.index) == written
 
 
-def test_lanes_of_a_seed_began_alike():
+def numbers(text):
+    return [float(number) for number in re.findall(r"[+-]?\d*\.\d+", text)]
+
+
+@pytest.fixture(scope="module")
+def queries(page):
+    return re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+
+
+def test_shares_with_the_rate_chosen_by_other_seeds_are_what_the_page_says(page, store, queries):
+    [query] = [text for text in queries if "rate_by_other_seeds" in text]
+    found = store.sql(query)
+    lower = 100 * (found["of_base"] - found["rate_by_other_seeds"])
+    said = " ".join(page.partition("Chosen by the other four seeds")[2].partition("\n\n")[0].split())
+    changed = lower[lower > 0.01]
+    assert f"{len(found) - len(changed)} of the {len(found)} are what they were" in said
+    nothing = found["of_base"] < 0.05
+    for part in (changed[~nothing], changed[nothing]):
+        assert f"by {part.min():.1f} to {part.max():.1f}" in said
+    assert (lower > -0.01).all()
+    worst = 100 * found.loc[changed[nothing].index, "rate_by_other_seeds"]
+    assert f"which then have {worst.max():.1f} to {worst.min():.1f} %." in said
+
+
+def test_merged_adapters_lose_what_the_page_says(page, store, queries):
+    [query] = [text for text in queries if "AS half" in text]
+    found = store.sql(query).set_index(["label", "rate"])
+    rows = page.partition("| merged QPiSSA |")[2].partition("\n\n")[0].splitlines()[2:]
+    for row, rounded in zip(rows, [COLUMNS[i] for i in (0, 1, 3, 4)], strict=True):
+        columns = [("", 1e-4), ("", 4e-4), (QAD, 1e-4), (QAD, 4e-4)]
+        for cell, (behind, rate) in zip(row.strip().strip("|").split("|")[1:], columns, strict=True):
+            line = found.loc[(f"{rounded}, fprop.w factors, backward x+w from forward{behind}{ALONE}", rate)]
+            more, half = line["more"], line["half"]
+            assert numbers(cell) == [round(x, 4) for x in (more, more - half, more + half)], (rounded, behind, rate)
+    means = store.sql(next(text for text in queries if "AS merged" in text)).round(4)
+    kept = page.partition("QLoRA, which changes less")[2].partition("all below PTQ")[0]
+    expected = []
+    for rounded in (COLUMNS[3], COLUMNS[1], COLUMNS[4]):
+        for behind in ("", QAD):
+            lines = means[means["recipe_label"] == f"{rounded}, fprop.w lora, backward x+w from forward{behind}{ALONE}"]
+            [line] = lines[lines["lr"] == 4e-4].to_dict("records")
+            expected += [line["merged"], line["beside"]]
+    assert numbers(kept) == expected
+    lora = [label for label, _ in found.index if "lora" in label]
+    assert (found.loc[lora, "more"] + found.loc[lora, "half"] < 0).all()
+
+
+def test_what_a_trained_clip_adds_is_what_the_page_says(page, store):
+    rows = store.sql("SELECT recipe_label, seed, val_loss FROM runs WHERE lr = 1e-4")
+    lanes = rows.pivot_table(index="recipe_label", columns="seed", values="val_loss")
+    plain, tail = COLUMNS[3], ", backward x+w from forward"
+    said = page.partition("* PACT's clip adds nothing here.")[2].partition(" of a step.")[0].replace("\n ", "")
+    expected = []
+    for behind in ("", QAD):
+        apart = lanes.loc[plain + PACT + tail + behind] - lanes.loc[plain + tail + behind]
+        over = mean_interval(apart.to_numpy()[None]).iloc[0]
+        expected += [round(-over["mean"], 5), round(over["low"], 5), round(over["high"], 5)]
+    found = [float(number) for number in re.findall(r"[+-]?0\.\d{5}", said)]
+    assert found == expected
+    alone = [lanes.loc[plain + PACT + tail + behind + ALONE] for behind in ("", QAD)]
+    assert (alone[0] == alone[1]).all(), "nothing but its decay moves the clip"
+
+
+def test_every_query_of_the_page_answers(page, store, queries):
+    for query in [*queries, *re.findall(r'fp4dse query --store docs/study/finetune-store "(.*)"', page)]:
+        assert len(store.sql(query)), query
+
+
+def test_lanes_of_a_seed_began_alike(store):
     """They compute the same before any update: a lane that reads what is another's shows by its first loss."""
-    store = open_store(DOCS / "study" / "finetune-store")
     first = store.sql("SELECT recipe, recipe_label, seed, curve_loss[1] AS loss FROM curves JOIN runs USING (run_id)")
     first["rounded"] = first["recipe_label"].str.replace(r", (backward.*|untrained)$", "", regex=True)
     assert (first.groupby(["rounded", "seed"])["loss"].nunique() == 1).all()

@@ -3,14 +3,19 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import t
 
 from fp4dse.results import open_store
+from fp4dse.results.stats.intervals import adjusted, holm, mean_interval
+from fp4dse.sweeps.arguments import find_space
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACRO = "e2m1 1x32 e8m0-rceil macro"
 FIXED = f"{MACRO}, forward residual, noise weights"
 IN_ROLLOUTS = "bf16, rollout mxfp4-rceil"
+WEIGHTS = "bf16, rollout mxfp4-rceil-w4a16"
 MANY = ["mxfp4-rceil", FIXED, IN_ROLLOUTS, "bf16, noise weights", "bf16, noise qerl"]
 """The recipes of 32 seeds, in the order of their table."""
 RATES = ["bf16", "mxfp4-rceil", IN_ROLLOUTS, FIXED, "bf16, noise weights", "bf16, noise qerl"]
@@ -24,13 +29,33 @@ AFTER = {
     "noise `qerl`": "noise qerl",
 }
 """A fix in the table of fixes -> what a label has for it behind its quantizer."""
+PAPER = ["bf16", "mxfp4-rceil", MACRO, "mxfp4-rceil, forward residual", "mxfp4-rceil, noise weights"]
+PAPER += [f"{MACRO}, forward residual", FIXED]
+"""The rows of the table beside the seed paper's."""
+PARTS = [*("dead", "grid", "scale", "dead+grid", "scale+dead", "scale+grid", "scale+dead+grid"), "w4a4"]
+"""The rows of the table of parts of the error."""
+STEPS = [("scale+dead", "dead"), ("scale+grid", "grid"), ("scale+dead+grid", "dead+grid"), ("scale+dead", "scale")]
+STEPS += [("dead+grid", "grid"), ("scale+dead+grid", "scale+grid"), ("scale+grid", "scale"), ("dead+grid", "dead")]
+STEPS += [("scale+dead+grid", "scale+dead"), ("w4a4", "scale+dead+grid")]
+"""The ten pairs that differ in one part, or in activations."""
+ROW_SCALED = "bf16, fprop.x e2m1 1x16 e4m3 T256 row, fprop.w e2m1 1x16 e4m3 T256, forward 4over6-mae, "
+ROW_SCALED += "backward x+w from forward, precise embedding+head+router, last 0.15"
+QAT = "bf16, forward mxfp4-rceil"
+FLAT = ["bf16", "mxfp4-rceil", QAT, ROW_SCALED, f"{QAT}, fprop.w lora, trains what is learned", WEIGHTS]
+FLAT += [f"bf16, rollout {MACRO} residual", f"{QAT}, rollout mxfp4-rceil, KV fp8-row", f"{QAT}, noise weights"]
+FLAT += [IN_ROLLOUTS, "bf16, tis 2, rollout mxfp4-rceil", "bf16, rollout mxfp4-rceil residual"]
+"""The rows of the table of 500 updates."""
 SPREAD = """
 SELECT recipe_label, median(-gap) AS middle, count(*) FILTER (gap > 0) AS worse, count(*) FILTER (gap < 0) AS better,
-    count(*) FILTER (gap > .05) AS far_worse, count(*) FILTER (gap < -.05) AS far_better,
-    count(*) FILTER (val_metric < .9) AS below
-FROM runs WHERE lr = 2.4e-4 GROUP BY ALL HAVING count(*) = 32
+    count(*) FILTER (gap > .05) AS far_worse, count(*) FILTER (gap < -.05) AS far_better, min(val_metric) AS least,
+    count(*) FILTER (val_metric < .9) AS below, count(*) FILTER (val_metric > .99) AS above, avg(val_metric) AS mean
+FROM runs WHERE preset = 'small' AND lr = 2.4e-4 GROUP BY ALL HAVING count(*) = 32
 """
-THREE = "SELECT recipe_label, lr, 100 * avg(val_metric) AS solved FROM runs WHERE seed < 3 GROUP BY ALL"
+THREE = """
+SELECT recipe_label, lr, 100 * avg(val_metric) AS solved, 100 * min(val_metric) AS least
+FROM runs WHERE preset = 'small' AND seed < 3 AND recipe_label NOT LIKE '%inject%' AND recipe_label NOT LIKE '%w4a16%'
+GROUP BY ALL
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +68,42 @@ def page():
     return (DOCS / "rl.md").read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def one_rate(page):
+    """What the page's program finds: `effects` and `numbers` of lanes at one rate."""
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(DOCS.parent)
+        exec(program, found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def three(store):
+    return store.sql(THREE).set_index(["recipe_label", "lr"])
+
+
 def table(page, first):
     """The cells of the rows of the table whose header begins so."""
     rows = page.partition(first)[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
+def section(page, title):
+    """The text below a heading, up to the next one, in one line."""
+    return " ".join(page.partition(f"# {title}\n")[2].partition("\n##")[0].split()).replace("−", "-")
+
+
 def numbers(text):
-    text = text.replace("−", "-").replace("**", "")
+    text = text.replace("−", "-").replace("**", "").replace("×", "")
     return [float(number) for number in re.findall(r"[+-]?\d*\.?\d+", text)]
+
+
+def interval(values):
+    """Mean, both limits and p of values over seeds."""
+    found = mean_interval(np.asarray(values, float)[None]).iloc[0]
+    return found["mean"], found["low"], found["high"], found["p"]
 
 
 def test_what_32_seeds_lose_and_how_they_spread_is_what_the_store_has(page, store):
@@ -68,29 +120,52 @@ def test_what_32_seeds_lose_and_how_they_spread_is_what_the_store_has(page, stor
         assert numbers(cells[4]) == [round(100 * own["middle"], 2)], name
         counts = [own[column] for column in ("worse", "better", "far_worse", "far_better", "below")]
         assert [number for cell in cells[5:] for number in numbers(cell)] == counts, name
-    assert spread.loc["bf16", "below"] == 0
+    bf16 = spread.loc["bf16"]
+    assert bf16["below"] == 0
+    said = section(page, "What MXFP4 rollouts cost")
+    assert f"It ends at {100 * bf16['mean']:.1f} %: its lowest seed has {100 * bf16['least']:.1f} %" in said
+    assert f"and {bf16['above']:.0f} of the 32 are above 99 %" in said
 
 
-def test_three_seeds_at_two_rates_are_what_the_store_has(page, store):
-    means = store.sql(THREE).set_index(["recipe_label", "lr"])["solved"]
+def test_the_headline_has_its_adjusted_p(page, store):
+    rows = store.sql("SELECT recipe_label, gap FROM runs WHERE preset = 'small' AND lr = 2.4e-4")
+    p = [interval(rows.loc[rows["recipe_label"].eq(name), "gap"])[3] for name in MANY]
+    said = [cells[2] for cells in table(page, "| points against BF16 |")]
+    assert [float(cell) for cell in said] == pytest.approx(p, abs=0.006)
+    first, second, *_ = holm(p)
+    text = section(page, "What MXFP4 rollouts cost")
+    assert f"(p = {first:.2f} after Holm's adjustment for the five recipes)".replace("0.", ".") in text
+    assert f"the second has {second:.2f} after Holm's adjustment".replace("0.", ".") in text
+
+
+def test_three_seeds_at_three_rates_are_what_the_store_has(page, three):
     rows = {cells[0].strip("*"): cells[1:] for cells in table(page, "| learning rate | BF16 |")}
-    for rate in ("1.2e-4", "2.4e-4"):
-        found = [round(means[name, float(rate)], 1) for name in RATES]
+    for rate in ("1.2e-4", "2.4e-4", "4.8e-4"):
+        found = [round(three.loc[(name, float(rate)), "solved"], 1) for name in RATES]
         assert [float(cell) for cell in rows[rate]] == found, rate
+    of_bf16 = {rate: three.loc[("bf16", rate), "solved"] for rate in (1.2e-4, 2.4e-4, 4.8e-4)}
+    assert max(of_bf16, key=lambda rate: of_bf16[rate]) == 2.4e-4, "the rate of the preset, not at the edge"
+    least = three.xs(4.8e-4, level="lr")["least"].loc[[IN_ROLLOUTS, "bf16, noise qerl", "bf16", "mxfp4-rceil"]]
+    said = section(page, "Which rate?")
+    found = re.search(r"ends at (\d+) % with MXFP4 rollouts, at (\d+) with .{6}, at (\d+) with BF16, at (\d+)", said)
+    assert [int(number) for number in found.groups()] == [round(number) for number in least]
 
 
-def test_the_table_of_fixes_is_what_the_store_has_and_lacks(page, store):
-    means = store.sql(THREE).set_index(["recipe_label", "lr"])["solved"].xs(2.4e-4, level="lr")
+def test_the_table_of_fixes_is_what_the_store_has_and_lacks(page, store, three):
+    means = three["solved"].xs(2.4e-4, level="lr")
     written = {}
     for [fixes, *cells] in table(page, "| fixes | MXFP4 in all operands |"):
         for trainer, cell in zip(("fp4", "rollout", "qat"), cells, strict=True):
             written[_label(fixes, trainer)] = cell
     trained = {name: float(cell) for name, cell in written.items() if cell not in {"?", "–"}}
-    assert len(trained) == 27
-    assert sum(cell == "?" for cell in written.values()) == 11
+    assert len(trained) == 32
     assert trained == {name: round(means[name], 1) for name in trained}
-    assert set(means.index) == {*trained, "bf16", "bf16, noise weights", "bf16, noise qerl"}
-    assert not {name for name, cell in written.items() if cell == "?"} & set(means.index)
+    assert set(means.index) == {*trained, "bf16", "bf16, noise weights", "bf16, noise qerl", ROW_SCALED}
+    assert f"`rl-row-scaled`, beside it, has {means[ROW_SCALED]:.1f}." in page
+    ids = set(store.sql("SELECT DISTINCT config_id FROM runs WHERE preset = 'small'")["config_id"])
+    lacking = {recipe.label() for recipe in find_space("rl-fixes").recipes() if recipe.config_id not in ids}
+    assert lacking == {name for name, cell in written.items() if cell == "?"}
+    assert len(lacking) == 6
 
 
 def _label(fixes, trainer):
@@ -102,28 +177,167 @@ def _label(fixes, trainer):
         quantizer = f"bf16, rollout {quantizer}" + " residual" * ("fallback" in of)
         of = [fix for fix in of if fix != "fallback"]
     before = {"fp4": "", "rollout": "", "qat": "bf16, forward "}[trainer]
-    return ", ".join([before + quantizer, *(AFTER[fix] for fix in of if AFTER[fix])])
+    after = [AFTER[fix] for fix in of if AFTER[fix]]
+    if trainer == "qat":
+        after = [{"hadamard32": "fprop hadamard32"}.get(x, x) for x in after]
+    return ", ".join([before + quantizer, *after])
+
+
+def test_the_rows_of_the_seed_papers_table_are_ours(page, store, three):
+    spread = store.sql(SPREAD).set_index("recipe_label")["mean"]
+    for cells, name in zip(table(page, "| fixes | their experts |"), PAPER, strict=True):
+        assert float(cells[3]) == round(three.loc[(name, 2.4e-4), "solved"], 1), name
+        assert numbers(cells[4]) == ([round(100 * spread[name], 1)] if name in spread else []), name
 
 
 def test_every_query_of_the_page_answers_with_its_views(page, store):
-    """Of the store beside it, which has records without the gradient's error."""
     queries = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    assert len(queries) == 4
-    sizes = [len(store.sql(query)) for query in queries]
-    assert [size > 0 for size in sizes] == [True, False, True, True], "nothing is injected there"
-    assert sizes[2] == 24, "the recipes with records"
+    queries += re.findall(r'fp4dse query --store docs/study/rl-store "(.*)"', page)
+    assert len(queries) >= 12
+    for query in queries:
+        assert len(store.sql(query)), query
 
 
-def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, store):
-    said = page.partition("* **Exploration.**")[2].partition("* **Entropy**")[0].replace("−", "-")
-    found = store.sql("FROM rollout_effects WHERE number = 'entropy_at_reward'").set_index(["treatment", "trainer"])
+def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, store, one_rate):
+    view, runs = one_rate["rollout_effects"], one_rate["runs"]
+    twice = view(runs[runs["preset"].eq("small") & runs["lr"].eq(4.8e-4)])
     order = [("noise weights", "fp4"), ("noise weights", "bf16"), ("noise weights", "qat"), ("noise qerl", "qat")]
-    expected = [round(found.loc[key][name], 5) for key in order for name in ("difference", "low", "high")]
-    assert [float(number) for number in re.findall(r"[+-]\.\d+", said)] == expected
+    order += [("noise weights", "bf16"), ("noise qerl", "bf16")]
+    said = table(page, "| noise, under | rate |")
+    for cells, key, effects in zip(said, order, [one_rate["effects"]] * 4 + [twice] * 2, strict=True):
+        found = effects[effects["number"].eq("entropy_at_reward")].set_index(["treatment", "trainer"]).loc[key]
+        assert int(cells[2]) == found["pairs"]
+        assert float(cells[3]) == round(found["without"], 4)
+        assert numbers(cells[4]) == [round(found[name], 5) for name in ("difference", "low", "high")], key
+        assert found["low"] < 0 < found["high"]
+
+
+def test_nothing_among_the_effects_of_fixes_is_told(page, one_rate):
+    effects = one_rate["effects"]
+    said = section(page, "Which fix?")
+    assert f"Of the {effects['q'].notna().sum()} lines" in said
+    assert effects["q"].min() > 0.05
+    least = effects.sort_values("p").head(7)
+    assert (round(least["q"].min(), 2), round(least["q"].max(), 2)) == (0.11, 0.22)
+    by = effects.set_index(["treatment", "trainer", "number"])
+    noise, fallback = by.loc[("noise weights", "fp4", "accuracy")], by.loc[("fallback", "bf16", "mismatch_kl_max")]
+    assert (noise["pairs"], round(noise["p"], 3)) == (5, 0.025)
+    assert [round(100 * noise[name], 1) for name in ("difference", "low", "high")] == [-2.7, -4.6, -0.9]
+    assert [round(fallback[name], 4) for name in ("difference", "low", "high")] == [-0.0099, -0.0163, -0.0035]
+    error = by.loc[("fallback", "fp4", "gradient_error")]
+    assert [round(error[name], 3) for name in ("difference", "low", "high", "p")] == [-0.049, -0.062, -0.035, 0.004]
+    assert (error["pairs"], round(error["q"], 2)) == (1, 0.18)
+
+
+def test_recipes_with_a_gradient_error_are_those_that_the_page_names(page, store):
+    rows = store.sql(
+        "SELECT recipe_label, round(avg(value), 3) AS mean FROM recorded JOIN runs USING (run_id) "
+        "WHERE preset = 'small' AND lr = 2.4e-4 AND name = 'gradient_error' GROUP BY ALL HAVING avg(value) > 0"
+    )
+    order = ["mxfp4-rceil, forward residual", "mxfp4-rceil, noise weights"]
+    order += ["mxfp4-rceil, forward residual, noise weights", f"{QAT}, forward residual", f"{QAT}, fprop hadamard32"]
+    said = section(page, "Which fix?").partition("for the six recipes that came last")[2].partition("For BF16")[0]
+    assert [float(number) for number in re.findall(r"\((\.\d+)\)", said)] == [
+        dict(rows.to_numpy())[name] for name in [*order, ROW_SCALED]
+    ]
+    assert len(rows) == 6
+
+
+def _recipe(part):
+    return {"w4a4": IN_ROLLOUTS}.get(part, f"bf16, inject {part}")
+
+
+def test_what_each_part_of_the_error_does_is_what_the_store_says(page, store, one_rate):
+    gaps = store.sql("SELECT recipe_label, gap_bf16 FROM runs WHERE preset = 'small' AND lr = 2.4e-4 AND seed < 8")
+    gaps = gaps.set_index("recipe_label")
+    lanes = store.sql(
+        "SELECT recipe_label, seed, ln(avg(value)) AS kl FROM recorded JOIN runs USING (run_id) "
+        "WHERE preset = 'small' AND lr = 2.4e-4 AND name = 'mismatch_kl' GROUP BY ALL HAVING avg(value) > 1e-9"
+    ).pivot(index="recipe_label", columns="seed", values="kl")
+    by = one_rate["numbers"].set_index(["label", "number"])
+    columns = ["difference", "difference_low", "difference_high"]
+    rows = table(page, "| in the weights that sample |")
+    for cells, name in zip(rows, map(_recipe, PARTS), strict=True):
+        assert by.loc[(name, "accuracy"), "pairs"] == 8
+        assert numbers(cells[1]) == [round(100 * x, 2) for x in by.loc[(name, "accuracy"), columns]], name
+        found = interval(-100 * gaps.loc[name, "gap_bf16"])
+        assert numbers(cells[2]) == [round(x, 2) for x in found[:3]], name
+        assert float(cells[3]) == round(1e4 * np.exp(lanes.loc[name].mean()), 2), name
+        for cell, number in zip(cells[4:], ("entropy", "entropy_at_reward"), strict=True):
+            assert numbers(cell) == [round(1e4 * x, 1) for x in by.loc[(name, number), columns]], (name, number)
+    assert lanes.loc[WEIGHTS].equals(lanes.loc[_recipe("scale+dead+grid")].rename(WEIGHTS)), "the same to the bit"
+    names = [_recipe(part) for part in PARTS]
+    q = {
+        number: adjusted(by.loc[[(name, number) for name in names], "p"])
+        for number in ("accuracy", "entropy", "reward")
+    }
+    assert q["accuracy"].min() > 0.5
+    effects = one_rate["effects"].query("number == 'accuracy'").set_index("treatment")
+    moved = [effects.loc[f"inject {part}", ["difference", "low", "high"]] for part in ("scale", "dead", "grid")]
+    said = section(page, "Which part of the error does what?").partition("scale moves accuracy by")[2]
+    assert numbers(said.partition("* **KL**")[0]) == [round(100 * x, 2) for effect in moved for x in effect]
+    assert [bool(x) for x in q["entropy"] < 0.05] == [False] * 7 + [True]
+    assert [bool(x) for x in q["reward"] < 0.05] == [False] * 7 + [True]
+
+
+def test_the_ratios_of_divergences_are_what_the_store_says(page, store):
+    [query] = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "AS ratio" in q]
+    found = store.sql(query).set_index(["recipe", "beside"])
+    lines = found.loc[[(_recipe(a), _recipe(b)) for a, b in STEPS]]
+    q = dict(zip(STEPS, adjusted(2 * t.sf(lines["t"].abs(), 7)), strict=True))
+    told = {pair for pair in STEPS if q[pair] < 0.05}
+    assert told == {STEPS[i] for i in (0, 7, 8, 9)}
+    assert min(q[pair] for pair in STEPS if pair not in told) > 0.1
+    said = (
+        section(page, "Which part of the error does what?").partition("`q` for ten")[2].partition("scale bias and")[0]
+    )
+    ratios = re.findall(r"×([\d.]+) \(([\d.]+) to ([\d.]+), (?:`q` )?(\.\d+)\)", said)
+    order = [STEPS[i] for i in (9, 0, 7, 8)]
+    for written, (a, b) in zip(ratios, order, strict=True):
+        line = found.loc[(_recipe(a), _recipe(b))]
+        for text, value in zip(written, [line["ratio"], line["low"], line["high"], q[(a, b)]], strict=True):
+            assert float(text) == pytest.approx(value, abs=0.51 * 10 ** -len(text.partition(".")[2])), (a, b)
+
+
+def test_500_updates_are_what_the_store_has(page, store):
+    [query] = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "each_100" in q]
+    found = store.sql(query).set_index("recipe")
+    said = table(page, "| trainer and rollout | accuracy |")
+    assert set(found.index) == set(FLAT)
+    for cells, name in zip(said, FLAT, strict=True):
+        line = found.loc[name]
+        assert float(cells[1]) == round(line["solved"], 1), name
+        if not cells[4]:
+            assert (cells[2], cells[3]) == ("0", "0"), name
+            assert line["largest"] < 0.01, name
+            continue
+        assert (float(cells[2]), float(cells[3])) == (round(line["kl"], 1), round(line["largest"])), name
+        limits = [line[column] for column in ("each_100", "low", "high")]
+        assert numbers(cells[4].replace("to", "")) == [round(number, 2) for number in limits], name
+    ids = set(store.sql("SELECT DISTINCT config_id FROM runs WHERE preset = 'small-500'")["config_id"])
+    lacking = [recipe.label() for recipe in find_space("rl-kl").recipes() if recipe.config_id not in ids]
+    assert lacking == ["bf16, fprop.w mxfp4-rceil, rollout mxfp4-rceil"]
+    moving = found[found["largest"] > 0.01]
+    assert (moving["last"] < moving["first"]).sum() == 5
+
+
+def test_replay_of_routes_is_what_the_store_has(page, store):
+    rows = store.sql("SELECT recipe_label, lr, seed, 100 * val_metric AS solved FROM runs WHERE preset = 'moe-small'")
+    said = section(page, "Does replaying routes help?")
+    for rate, sentence in ((1.2e-4, "for 92.1 % at 1.2e-4"), (2.4e-4, "for 93.9 at 2.4e-4")):
+        lanes = rows[rows["lr"].eq(rate)].pivot(index="seed", columns="recipe_label", values="solved")
+        plain, replayed = lanes[QAT], lanes[f"{QAT}, router replay"]
+        mean, low, high, _ = interval(replayed - plain)
+        assert f"{replayed.mean():.1f} {sentence}" in said
+        assert f"{mean:+.1f}" in said
+        assert f"{low:+.1f} to {high:+.1f})" in said
+        assert f"{plain.mean():.1f}" in sentence
 
 
 def test_the_seeds_that_lose_most_make_up_what_the_page_says(page, store):
-    rows = store.sql("SELECT -100 * gap AS points FROM runs WHERE recipe_label = 'mxfp4-rceil' AND lr = 2.4e-4")
+    rows = store.sql(
+        "SELECT -100 * gap AS points FROM runs WHERE recipe_label = 'mxfp4-rceil' AND preset = 'small' AND lr = 2.4e-4"
+    )
     points = sorted(rows["points"])
     assert points[7] < -5 < points[8]
     said = " ".join(page.partition("**Much in a few.**")[2].partition("\n\n")[0].split())

@@ -16,7 +16,7 @@ from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
 from fp4dse.tasks.tuned.page import page
 from fp4dse.tasks.tuned.resolution import resolution
-from fp4dse.tasks.tuned.tune import Trainer, kept, main, merged, representatives, tune
+from fp4dse.tasks.tuned.tune import Trainer, has_all, kept, main, merged, representatives, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
 
 SHIPPED = all_tuned()
@@ -72,6 +72,22 @@ def test_what_nobody_tuned_keeps_the_rate_of_its_preset():
 def test_the_page_is_what_the_files_say():
     shown = Path(__file__).parents[2] / "docs" / "presets.md"
     assert shown.read_text() == page(SHIPPED), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+
+
+def test_what_has_all_that_is_asked_for_is_not_tuned_again(tmp_path, capsys):
+    found = tuned("language", "1M")
+    task = get_task("language", "1M")
+    assert has_all(found, task, found.device, ["bf16", "forward"], seeds=3, fresh=0)
+    for change in ({"rev": 0}, {"steps": 1}, {"device": "tpu"}, {"seeds": [1000]}, {"curve": []}):
+        assert not has_all(msgspec.structs.replace(found, **change), task, found.device, ["bf16"], seeds=3, fresh=0)
+    assert not has_all(found, task, found.device, ["sgd"], seeds=3, fresh=0)
+    assert not has_all(found, task, found.device, ["bf16"], seeds=3, fresh=len(found.fresh_seeds) + 1)
+    asked = ["language:1M", "--device", found.device, "--classes", "bf16", "--fresh", "0", "--lacking"]
+    before = (FOLDER / file_name("language", "1M")).read_bytes()
+    main([*asked, "--work", str(tmp_path)])
+    assert "has all of it" in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
+    assert (FOLDER / file_name("language", "1M")).read_bytes() == before
 
 
 def made(**losses: list[float | None]) -> Tuned:

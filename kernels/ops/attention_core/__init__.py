@@ -120,6 +120,7 @@ class AttentionCore:
     """
 
     def __init__(self, recipes: Sequence[Attention], device: torch.device, backend: Backend, gemm: str) -> None:
+        gemm = "exact" if GEMMS.get(gemm, GEMMS["fp32"]).fp8 else gemm  # its kernels multiply in BF16
         self.first, self.exact = recipes[0], gemm == "exact"
         self.normalized = {"normalized": True, "unnormalized": False}[self.first.weights]
         self.products = {}

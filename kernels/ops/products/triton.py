@@ -35,7 +35,7 @@ then each takes more."""
 
 
 @triton.jit
-def _finished(
+def finish_tile(
     out,
     factor_a_ptr,
     factor_b_ptr,
@@ -123,7 +123,7 @@ def _product_kernel(
         out = tl.dot(a, b, out, input_precision=PRECISION)
         a_ptr += ALONG * a_along
         b_ptr += ALONG * b_along
-    out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
+    out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
     out_ptr += lane * out_lane
     at = ((number * rows + row) if PARTS else row)[:, None] * columns + column[None, :]
     out = out.to(out_ptr.dtype.element_ty)
@@ -221,7 +221,7 @@ def _described_kernel(
         out = tl.dot(x, y, out)
     row, column = row0 + tl.arange(0, ROWS).to(tl.int64), column0 + tl.arange(0, COLUMNS).to(tl.int64)
     lane = lane.to(tl.int64)
-    out = _finished(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
+    out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, lane, row, rows, column, columns, OF_A, OF_B, BIAS)
     at = lane * out_lane + row[:, None] * columns + column[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), (row < rows)[:, None] & (column < columns)[None, :])
 
@@ -279,7 +279,7 @@ def tiles_of(rows: int, columns: int) -> Tiles:
 def are_described(a: Tensor, b: Tensor) -> bool:
     """True if the copy engine can load both operands: their lanes lie one below the other in one matrix, and no tile
     reaches from one lane into the next along the contraction."""
-    return _has_copy_engine(a.device) and all(_is_described(x) for x in (a, b))
+    return has_copy_engine(a.device) and all(_is_described(x) for x in (a, b))
 
 
 def _is_described(x: Tensor) -> bool:
@@ -290,7 +290,7 @@ def _is_described(x: Tensor) -> bool:
 
 
 @cache
-def _has_copy_engine(device: torch.device) -> bool:
+def has_copy_engine(device: torch.device) -> bool:
     """True if a device has one, and shared memory for the stages of TALL, 192 KiB: sm_90 and sm_100, not sm_120."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
@@ -300,21 +300,21 @@ def described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
     (lanes, rows, length), columns = a.shape, b.shape[1]
     out = a.new_empty(lanes, rows, columns, dtype=finish.dtype) if finish.out is None else finish.out
     programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
-    operands = _description(a, tiles.rows, tiles.along), _description(b, tiles.columns, tiles.along)
-    factors, constants = _constants(finish, out, tiles)
+    operands = description(a, tiles.rows, tiles.along), description(b, tiles.columns, tiles.along)
+    factors, constants = constants_of(finish, out, tiles)
     last = {"A_LAST": a.stride(2) == 1, "B_LAST": b.stride(2) == 1}
     sizes = rows, columns, length, out.stride(0)
     _described_kernel[programs](*operands, out, *factors, *sizes, GROUP=GROUP, **last, **constants)
     return out
 
 
-def _description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
+def description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
     """All lanes of x [L, R, K] as one matrix, of which tiles of so many lines and of so much of K are loaded."""
     tile, of = ([lines, along], x) if x.stride(2) == 1 else ([along, lines], x.mT)
     return TensorDescriptor(x, [len(of) * of.shape[1], of.shape[2]], [of.stride(1), 1], tile)
 
 
-def _constants(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
+def constants_of(finish: Finish, out: Tensor, tiles: Tiles) -> tuple[list[Tensor], dict[str, Any]]:
     """Factors and bias of a finish, `out` in the place of those that are not, and the constants of both kernels that
     follow from it and from tiles."""
     factors = [out if f is None else f.contiguous() for f in (finish.factor_a, finish.factor_b, finish.bias)]
@@ -333,7 +333,7 @@ def _multiply(a: Tensor, b: Tensor, fp32: str, finish: Finish, tiles: Tiles, par
     product = finish.out if parts == 1 and finish.dtype == within.dtype else None
     out = a.new_empty(lanes, parts, rows, columns, dtype=within.dtype) if product is None else product[:, None]
     whole = not (rows % tiles.rows or columns % tiles.columns or length % tiles.along)
-    factors, constants = _constants(within, out, tiles)
+    factors, constants = constants_of(within, out, tiles)
     constants |= {"PRECISION": fp32, "PARTS": parts > 1, "WHOLE": whole and parts == 1}
     constants["enable_fp_fusion"] = a.dtype == torch.float32
     down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)

@@ -25,7 +25,7 @@ from fp4dse.kernels.ops.unpacked import unpacked
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
-from fp4dse.kernels.quant.operand.paths import count_lost, encode, kept, quantized, why_not_whole
+from fp4dse.kernels.quant.operand.paths import count_lost, encode, kept, quantized, why_not_whole, written
 from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedBlocks, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec.blocks import pad
@@ -220,7 +220,7 @@ class Sampled(Scaled):
         each = torch.full((len(x),), share, device=x.device)
         terms = [term for of in operands for term in of.terms]
         return operands[0]._replace(
-            terms=[Term(t.values, each if t.factor is None else t.factor * share) for t in terms]
+            terms=[t._replace(factor=each if t.factor is None else t.factor * share) for t in terms]
         )
 
 
@@ -257,7 +257,7 @@ class Residual(Slot):
         factor = self.alphas
         if second.factor is not None:
             factor = second.factor * self.alphas.view(-1, *[1] * (second.factor.ndim - 1))
-        return operand._replace(terms=[*operand.terms, Term(second.values, factor)])
+        return operand._replace(terms=[*operand.terms, second._replace(factor=factor)])
 
 
 class Repeated(Slot):
@@ -276,7 +276,7 @@ class Repeated(Slot):
         if not count:
             return operand
         error = pad((operand.raw - operand.decoded())[:, :, :count], 2, self.unit)
-        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1, length=count)).terms
+        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1, length=count, fp8=None)).terms
         values, factor = F.pad(second.values, (0, size - error.shape[2])), second.factor
         if factor is not None and factor.ndim == 3:
             factor = F.pad(factor, (0, size // MACRO_BLOCK - factor.shape[2]), value=1.0)
@@ -287,7 +287,7 @@ class Repeated(Slot):
         and then back in their places."""
         places, count = chosen[:, None].expand(-1, operand.raw.shape[1], -1), chosen.shape[1]
         error = pad((operand.raw - operand.decoded()).gather(2, places), 2, self.unit)
-        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1, length=count)).terms
+        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1, length=count, fp8=None)).terms
         values = second.values.new_zeros(operand.raw.shape).scatter(2, places, second.values[:, :, :count])
         return operand._replace(terms=[*operand.terms, Term(laid_out(values, use.dim), second.factor)])
 
@@ -323,11 +323,8 @@ class Estimated(Slot):
             return self.scaled.quantize(x, use)
         of, x, use = self.scaled.quantizers, use.contracted_last(x), replace(use, dim=2)
         if self.numbers is not None and why_not_whole(of, use) is None:
-            assert of.backend.operand
             call = of.with_maxima(of.call_for(x, int(of.block), use), x)
-            return Operand(
-                [Term(*of.backend.operand(x, False, call, use.dtype))], x, saved=SavedInput(x, call.tensor_amax)
-            )
+            return Operand([written(of, x, False, call, use)], x, saved=SavedInput(x, call.tensor_amax))
         x = x.to(torch.float32)
         term, saved = encode(of, x, use)
         return Operand([term], x, saved=saved)

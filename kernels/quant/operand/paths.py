@@ -14,9 +14,11 @@ from torch import Tensor
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import block_elements
 from fp4dse.kernels.quant.backend import Backend
+from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.counters import count, largest_element
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.records import SavedBlocks, Stored, Term, Use
+from fp4dse.kernels.quant.operand.state import history
 from fp4dse.kernels.quant.operand.stored import stored
 from fp4dse.kernels.quant.packed import pack
 from fp4dse.kernels.quant.spec import reference
@@ -81,11 +83,10 @@ def kept(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, Stored]:
         term, found = encode(of, x.to(torch.float32), use)
         codes, scales = pack(Encoded(found.q, found.scale), of.each)
         return term, Stored(codes.view(*x.shape[:2], -1), scales.view(*x.shape[:2], -1), found.dec)
-    assert of.backend.operand
     assert of.backend.packed
     call = of.with_maxima(of.call_for(x, int(of.block), use), x)
     codes, scales, factor = of.backend.packed(x, False, call)
-    return Term(of.backend.operand(x, False, call, use.dtype)[0], factor), Stored(codes, scales, factor)
+    return written(of, x, False, call, use)._replace(factor=factor), Stored(codes, scales, factor)
 
 
 def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:
@@ -114,10 +115,19 @@ def _counted(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
     return encode(of, use.contracted_last(x), use)[0]
 
 
-def _whole(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+def written(of: LaneQuantizers, x: Tensor, columns: bool, call: Call, use: Use) -> Term:
+    """The term that the backend's kernel of whole operands makes of x, in FP8 where the product takes that."""
+    if use.fp8 is not None and of.backend.fp8:
+        with history(of.state, use, use.term) as known:
+            values, shift, factor = of.backend.fp8(x, columns, call, use.fp8, known)
+        return Term(values, factor, shift)
     assert of.backend.operand
+    return Term(*of.backend.operand(x, columns, call, use.dtype))
+
+
+def _whole(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
     columns = use.dim == 1
-    return Term(*of.backend.operand(x, columns, of.call_for(x, int(of.block), use, columns), use.dtype))
+    return written(of, x, columns, of.call_for(x, int(of.block), use, columns), use)
 
 
 def _tiles(of: LaneQuantizers, x: Tensor, use: Use) -> Term:

@@ -6,12 +6,15 @@ A quantized operand [L, rows, contraction] is a sum of terms, values · factor. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import History, Shift, to_fp8
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
 from fp4dse.kernels.quant.operand.low_rank import Part
 from fp4dse.kernels.quant.spec.channels import put_back
@@ -65,6 +68,8 @@ class Use(msgspec.Struct, frozen=True):
     dim          dimension of x that is contracted, 1 or 2
     length       of the contraction without the zeros that pad it to whole blocks; 0: nothing was padded
     dtype        what the product takes: values come in it or in float32
+    takes_fp8    the product is one of FP8 units, if the stage has such (`Stage.takes_fp8`)
+    fp8          the FP8 that values may come in, under a power of two (ops/fp8); None: they may not
     save         `Slot.backward` will be called
     keeping      the operand is wanted as codes, too (`Operand.stored`)
     evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
@@ -89,6 +94,8 @@ class Use(msgspec.Struct, frozen=True):
     dim: int = 2
     length: int = 0
     dtype: torch.dtype = torch.float32
+    takes_fp8: bool = False
+    fp8: torch.dtype | None = None
     save: bool = False
     keeping: bool = False
     evaluating: bool = False
@@ -117,19 +124,30 @@ class Use(msgspec.Struct, frozen=True):
 
 class Term(NamedTuple):
     """values [L, R, C], float32 or the product's dtype; factor [L], [L, R] for one per row, [L, R, C / 128] for one per
-    segment of a row, or None for 1."""
+    segment of a row, or None for 1. shift: what values in FP8 stand for (ops/fp8), None for what they are."""
 
     values: Tensor
     factor: Tensor | None
+    shift: Shift | None = None
 
     def decoded(self) -> Tensor:
         """values · factor, float32."""
-        values = self.values.to(torch.float32)
+        values = self.values.to(torch.float32) if self.shift is None else self.shift.decoded(self.values)
         if self.factor is None:
             return values
         if self.factor.ndim == 3:
             return (values.unflatten(2, (self.factor.shape[2], -1)) * self.factor[..., None]).flatten(2)
         return values * self.factor.view(len(values), -1, 1)
+
+
+def _in_fp8(term: Term, dtype: torch.dtype, history: AbstractContextManager[History] | None) -> Term:
+    if term.values.dtype == dtype:
+        return term
+    if history is None:
+        return term._replace(values=term.values.to(dtype))
+    with history as known:
+        values, shift = to_fp8(term.values, dtype, known)
+    return term._replace(values=values, shift=shift)
 
 
 class Stored(NamedTuple):
@@ -205,6 +223,12 @@ class Operand(NamedTuple):
     def with_rest(self) -> Tensor:
         """`decoded`, and what clamping cut off."""
         return self.decoded() if self.rest is None else self.decoded() + self.rest
+
+    def in_fp8(self, dtype: torch.dtype, history: Callable[[int], AbstractContextManager[History]] | None) -> Operand:
+        """The same with terms in this FP8, which holds all numbers but for their powers of two. history: that of the
+        term with this number; None: values are numbers of this FP8 themselves."""
+        found = enumerate(self.terms)
+        return self._replace(terms=[_in_fp8(t, dtype, history and history(number)) for number, t in found])
 
     def whole(self) -> Operand:
         """The same with a single term that has no factor."""

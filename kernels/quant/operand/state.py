@@ -1,4 +1,5 @@
-"""State that a slot carries from one training step to the next: tensor maxima, and moving averages of weights.
+"""State that a slot carries from one training step to the next: tensor maxima, the largest exponents of operands in FP8
+(ops/fp8), and moving averages of weights.
 
 It is a dict of tensors, the lane axis first. A new value is written into the memory of the old one, because a captured
 CUDA graph reads it there.
@@ -11,7 +12,8 @@ are does not depend on the maxima, so that no other step has to measure them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rounding import Ema
+from fp4dse.kernels.ops.fp8 import STEPS, History
 from fp4dse.kernels.quant.operand.records import Use
 from fp4dse.kernels.quant.spec.feedback import fed_back, power_above
 
@@ -132,6 +135,20 @@ class Average:
         if use.training:
             store(state, "average", average, use)
         return torch.where(use.step >= EMA_STEPS, average, torch.nan)
+
+
+@contextmanager
+def history(state: dict[str, Tensor], use: Use, term: int) -> Iterator[History]:
+    """The largest exponents of an operand's term in the steps before, to be read and written in the block. What is
+    written is what a pass that is made again writes, too."""
+    tops = found(state, "tops", use, term)
+    is_new = tops is None
+    if tops is None:
+        count = len(use.seeds)
+        tops = torch.zeros(count, STEPS, dtype=torch.int32, device=use.seeds.device)
+    yield History(tops, use.step, use.training)
+    if use.training and (is_new or use.members):  # else it was written where it lies
+        store(state, "tops", tops, use, term)
 
 
 def found(state: dict[str, Tensor], kind: str, use: Use, term: int | None = None) -> Tensor | None:

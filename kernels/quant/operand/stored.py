@@ -44,7 +44,7 @@ def why_not_stored(q: Quantizer) -> str | None:
 def stored(term: Term, quantizers: Sequence[Quantizer]) -> Stored:
     """The term of canonical quantizers of one layout, one a lane, none of which `why_not_stored` has a reason
     against."""
-    values, first = term.values.to(torch.float32), quantizers[0]
+    values, first = term._replace(factor=None).decoded(), quantizers[0]
     nothing = values.new_empty(0)
     factor = nothing if term.factor is None else term.factor
     if first.is_plain:

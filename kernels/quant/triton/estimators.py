@@ -22,10 +22,11 @@ from fp4dse.kernels.quant.spec import estimators
 from fp4dse.kernels.quant.spec.grid import FLT_MAX
 from fp4dse.kernels.quant.triton.blocks import block_maximum, column, larger, numbers_of, quantized
 from fp4dse.kernels.quant.triton.codecs import encoded, exponentials, soft_maximum
+from fp4dse.kernels.quant.triton.eights import put
 from fp4dse.kernels.quant.triton.launch import factor, flags, together
 from fp4dse.kernels.quant.triton.limits import span
 from fp4dse.kernels.quant.triton.numbers import as_float, as_int, inverse_of_power, mantissa_of, power_below, smaller
-from fp4dse.kernels.quant.triton.tiles import put, rotated, singles, tile
+from fp4dse.kernels.quant.triton.tiles import rotated, singles, tile
 
 _PRESCALE, _POSTSCALE, _ENCODE = column("prescale"), column("postscale"), column("encode")
 _NEAR, _FLT_MAX = tl.constexpr(estimators.NEAR), tl.constexpr(FLT_MAX)

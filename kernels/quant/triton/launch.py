@@ -15,8 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import History, Shift, empty
+from fp4dse.kernels.ops.fp8.shifting import MANTISSA
 from fp4dse.kernels.ops.launching import OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.ops.products import SEGMENT
 from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
@@ -72,6 +75,7 @@ _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _TILES_OF = (4, 1)  # of rows, of columns
 _HEIGHTS, _REGISTERS = (64, 128), (72, 80)  # of programs that write both operands: decoded, packed
+_REGISTERS_OF_FP8 = (96, 80)  # of rows, of columns: what is not held needs more, and may spill
 _PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
 
@@ -142,18 +146,62 @@ def launch(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor |
 
     call: with the maxima where some lane has a tensor scale, and signs for each lane.
     """
-    sizes, programs = _sizes(x, columns, call)
     out, scales, dec = outputs
+    sizes, programs = _sizes(x, columns, call)
+    _launch(
+        x, columns, call, (out, scales, None, None, None, None, dec), sizes, programs, {"FP8": 0, "TRAINING": False}
+    )
+
+
+def launch_fp8(
+    x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History
+) -> tuple[Tensor, Shift, Tensor]:
+    """Values, shift and decode factors of the operand x [L, R, C]; see `operators.fp8`. call: as in `launch`."""
+    shape = x.mT.shape if columns else x.shape
+    sizes, programs = _sizes_of_fp8(x, columns, call)
+    values, shift = empty(x, shape, dtype, programs)
+    dec = x.new_empty(len(x), dtype=torch.float32)
+    outputs = values.view(torch.uint8), shift.flags, shift.wide, shift.power, history.tops, shift.notes, dec
+    constants = {"FP8": MANTISSA[dtype], "TRAINING": history.training}
+    _launch(x, columns, call, outputs, sizes, programs, constants)
+    return values, shift, dec
+
+
+def programs_of_fp8(x: Tensor, columns: bool, call: Call) -> int:
+    """The number of programs that write the operand in FP8, and so of their notes a lane."""
+    return _sizes_of_fp8(x, columns, call)[1]
+
+
+def _sizes_of_fp8(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:
+    """`_sizes`, where tiles are of whole segments, and whether rows end with a part of one."""
+    is_ragged = not columns and x.shape[2] % SEGMENT > 0
+    sizes, programs = _sizes(x, columns, call, SEGMENT, is_ragged)
+    if call.codec == "block" and not call.rotation and not any(call.features):  # others would spill
+        sizes["maxnreg"] = _REGISTERS_OF_FP8[columns]
+    return sizes | {"RAGGED": is_ragged}, programs
+
+
+def _launch(
+    x: Tensor,
+    columns: bool,
+    call: Call,
+    outputs: tuple[Tensor | None, ...],
+    sizes: dict[str, Any],
+    programs: int,
+    constants: dict[str, Any],
+) -> None:
+    """Run the kernel of one operand. outputs: its pointers, in its order."""
+    dec = outputs[-1]
     amax = dec if call.tensor_amax is None else call.tensor_amax
     x = together(x)
     apart = x.stride(0) - x[0].numel()
+    rows, width = sizes.pop("rows"), sizes.pop("width")
     tables = call.floats, call.ints, amax, call.site
-    pointers = x, call.signs, out, scales, dec, *tables, sizes.pop("rows"), sizes.pop("width"), apart
     stream = STREAMS["scales" if call.codec == "eden" else "rounding"]  # its elements are never random
-    constants = sizes | {"COLUMNS": columns, "CODEC": call.codec, "PAIRS": pairs(x, columns, call.rotation)}
-    constants["LARGE"] = is_large(x[0].numel())
-    tail = call.seeds, call.step, stream
-    quantize_kernel[launch_grid(programs, len(x))](*pointers, *tail, **constants, enable_fp_fusion=False)
+    arguments = x, call.signs, *outputs, *tables, rows, width, apart, call.seeds, call.step, stream
+    constants = {"RAGGED": False, "COLUMNS": columns, "CODEC": call.codec} | constants | sizes
+    constants |= {"PAIRS": pairs(x, columns, call.rotation), "LARGE": is_large(x[0].numel())}
+    quantize_kernel[launch_grid(programs, len(x))](*arguments, **constants, enable_fp_fusion=False)
 
 
 def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Tensor]]) -> None:
@@ -188,10 +236,14 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     both_kernel[programs](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:
-    """Arguments of the kernels for one operand of x, and how many programs it takes."""
+def _sizes(x: Tensor, columns: bool, call: Call, least: int = 0, ragged: bool = False) -> tuple[dict[str, Any], int]:
+    """Arguments of the kernels for one operand of x, and how many programs it takes. least: neighbours along the
+    contraction that belong together, at least. ragged: a row ends with fewer of them."""
     _, rows, width = (x.mT if columns else x).shape
-    shape = _shape(rows, width, span(call.block, call.rotation, call.codec), columns)
+    shape = _shape(rows, width, max(span(call.block, call.rotation, call.codec), least), columns)
+    shape |= {"rows": rows, "width": width} if ragged else {}
+    if least and columns:
+        shape["num_warps"] *= 2  # in FP8 a number takes twice the registers, those of what is not held among them
     of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     rotation = {"ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     constants = {"B": call.block, "TILES": of_program} | rotation

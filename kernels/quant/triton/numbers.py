@@ -82,6 +82,27 @@ def toward_zero(y, power):
 
 
 @triton.jit
+def upward(y, power):
+    """y · power, rounded away from zero, so that only zero becomes zero; y >= 0. Tests: a twin, as of `toward_zero`."""
+    return tl.inline_asm_elementwise("mul.rp.f32 $0, $1, $2;", "=f,f,f", [y, power], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def eight_bits(x, MANTISSA: tl.constexpr):
+    """The codes of FP8 numbers x, float32, uint8: E5M2 with 2 bits of mantissa, E4M3 with 3. Tests: a twin."""
+    HEAD: tl.constexpr = "{ .reg .b16 a, b; cvt.rn.satfinite."
+    KIND: tl.constexpr = "e5m2x2" if MANTISSA == 2 else "e4m3x2"
+    return tl.inline_asm_elementwise(
+        HEAD + KIND + ".f32 a, $2, $1; cvt.rn.satfinite." + KIND + ".f32 b, $4, $3; mov.b32 $0, {a, b}; }",
+        "=r,f,f,f,f",
+        [x],
+        tl.uint8,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
 def unknown(x):
     """x, int32, in a way that the compiler cannot look through. The tests have a twin, as of `toward_zero`."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=False, pack=1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import History, Shift, empty
 from fp4dse.kernels.quant.call import Call, schema, unflat
 from fp4dse.kernels.quant.triton.limits import span, why_not_form, why_not_operand
 
@@ -41,6 +42,41 @@ def _operand(x: Tensor, columns: bool, dtype: torch.dtype, *of_call: Any) -> tup
 @_operand.register_fake
 def _(x: Tensor, columns: bool, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Tensor]:
     return _decoded(x, columns, dtype)
+
+
+def fp8(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History) -> tuple[Tensor, Shift, Tensor]:
+    """The operand in FP8: `ops.fp8.to_fp8` of what `operand` makes, values and shift, and decode factors float32 [L].
+
+    Arguments as in `operand`, but dtype: E4M3 or E5M2. history: of the same step as `call`.
+    """
+    if history.step is not call.step:
+        raise ValueError("history: found a step of its own; accepted: the tensor of the call")
+    values, *shift, dec = _fp8(x, columns, dtype, history.tops, history.training, *call)
+    return values, Shift(*shift), dec
+
+
+@torch.library.custom_op(
+    "fp4dse::fp8",
+    mutates_args=("tops",),
+    schema=f"(Tensor x, bool columns, ScalarType dtype, Tensor(a!) tops, bool training, {schema()}) -> Tensor[]",
+)
+def _fp8(x: Tensor, columns: bool, dtype: torch.dtype, tops: Tensor, training: bool, *of_call: Any) -> list[Tensor]:
+    from fp4dse.kernels.quant.triton.launch import launch_fp8
+
+    call = unflat(of_call)
+    _check(x, columns, call, torch.bfloat16)
+    with torch.cuda.device_of(x):
+        values, shift, dec = launch_fp8(x, columns, _ready(x, columns, call), dtype, History(tops, call.step, training))
+    return [values, *shift, dec]
+
+
+@_fp8.register_fake
+def _(x: Tensor, columns: bool, dtype: torch.dtype, *rest: Any) -> list[Tensor]:
+    from fp4dse.kernels.quant.triton.launch import programs_of_fp8
+
+    shape = x.mT.shape if columns else x.shape
+    values, shift = empty(x, shape, dtype, programs_of_fp8(x, columns, unflat(rest[2:])))
+    return [values, *shift, x.new_empty(len(x), dtype=torch.float32)]
 
 
 def packed(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,13 +212,20 @@ def _check(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, codecs: Seq
 
 def _run(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | None, Tensor]) -> None:
     """One launch, and one for the tensor maximum where it is needed and not given."""
-    from fp4dse.kernels.quant.triton.launch import launch, tensor_maxima
+    from fp4dse.kernels.quant.triton.launch import launch
+
+    with torch.cuda.device_of(x):
+        launch(x, columns, _ready(x, columns, call), outputs)
+
+
+def _ready(x: Tensor, columns: bool, call: Call) -> Call:
+    """The call with signs for each lane, and with maxima where they are needed."""
+    from fp4dse.kernels.quant.triton.launch import tensor_maxima
 
     call = _for_lanes(call, len(x))
-    with torch.cuda.device_of(x):
-        if call.features.tensor_scale and call.tensor_amax is None:
-            call = call._replace(tensor_amax=tensor_maxima(x, columns, call.rotation, call.signs))
-        launch(x, columns, call, outputs)
+    if call.features.tensor_scale and call.tensor_amax is None:
+        call = call._replace(tensor_amax=tensor_maxima(x, columns, call.rotation, call.signs))
+    return call
 
 
 def _for_lanes(call: Call, lanes: int) -> Call:

@@ -9,6 +9,7 @@ from fp4dse.kernels.ops.rotation.triton import hadamard
 from fp4dse.kernels.quant.triton.blocks import block_maximum, decoded, pair_maximum, quantized, scaled
 from fp4dse.kernels.quant.triton.codecs import coded
 from fp4dse.kernels.quant.triton.codes import codes_of, nearest_codes, scale_codes, signs_of
+from fp4dse.kernels.quant.triton.eights import put, put_blocks, put_fp8
 from fp4dse.kernels.quant.triton.numbers import address, as_float, opaque, unknown
 
 
@@ -123,11 +124,13 @@ def write(
     x,
     out_ptr,
     scales_ptr,
+    wide_ptr,
     lane,
     row0,
     rows,
     column0,
     width,
+    exponent,
     numbers,
     B: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -137,12 +140,15 @@ def write(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     """Quantize a tile x, float32 [P, W] or words as `tile` gives them, of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B], for the general codec. WHOLE: no column of the tile lies beyond the width. HELD: as in
-    `quantized`. CODEC: one of limits.CODECS.
+    [L, rows, width / B], for the general codec; or, with FP8, codes and flags as in eights.py, under the power of this
+    exponent. WHOLE: no column of the tile lies beyond
+    the width. HELD: as in `quantized`. CODEC: one of limits.CODECS.
+    Returns what `put_fp8` does.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
     P: tl.constexpr = x.shape[0] * (2 if PAIRS and COLUMNS else 1)
@@ -151,20 +157,29 @@ def write(
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
     chunk = tl.reshape(chunk, (P * W // 16,)).to(tl.int32)
-    NEAREST: tl.constexpr = scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
+    top, missed = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    BY_BLOCKS: tl.constexpr = FP8 > 0 and CODEC == "block" and B <= 128
+    NEAREST: tl.constexpr = FP8 == 0 and scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
     if NEAREST:
         y, scale = scaled(blocks, amax, numbers, UNUSUAL)
     elif CODEC == "block":
         q, scale = quantized(blocks, amax, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
-        if scales_ptr is None:
+        if BY_BLOCKS:
+            pointers, place = (out_ptr, scales_ptr, wide_ptr), (lane, row0, rows, column0, width, exponent)
+            top, missed = put_blocks(q, scale, blocks, *pointers, *place, numbers[2], W, WHOLE, FP8)
+        elif FP8 > 0 or scales_ptr is None:
             out = decoded(blocks, q, scale)
     else:
         number = (row0 + row)[:, None] * (width // B) + (column0 // B + tl.arange(0, W // B))[None, :]
         number = tl.reshape(number, (P * W // B,)).to(tl.int32)
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
-    if scales_ptr is None:
+    if FP8 > 0 and not BY_BLOCKS:
+        out = tl.reshape(out, (P, W))
+        place = lane, row0, rows, column0, width, exponent
+        top, missed = put_fp8(out, out_ptr, scales_ptr, wide_ptr, *place, WHOLE, FP8)
+    elif FP8 == 0 and scales_ptr is None:
         put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
-    else:
+    elif FP8 == 0:
         stored = tl.reshape(scale_codes(scale, numbers[3]), (P, W // B))
         put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
         if NEAREST:
@@ -175,14 +190,4 @@ def write(
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
         codes = tl.reshape(codes, (P, W // OF_ONE))
         put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
-
-
-@triton.jit
-def put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
-    """Store a tile x at (row0, column0) of a lane's [rows, width], but for what lies beyond its end."""
-    row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
-    mask = (row < rows - row0)[:, None]
-    if not WHOLE:
-        mask = mask & (column < width - column0)[None, :]
-    there = ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
-    tl.store(there, x.to(ptr.dtype.element_ty), mask=mask)
+    return top, missed

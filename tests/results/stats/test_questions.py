@@ -187,6 +187,23 @@ def test_an_answer_takes_the_task_that_screens_and_the_first_later_one_that_has_
     assert answer(questions, wide)[wgrad] == ("not settled", "the interval on language:small holds zero")
 
 
+def test_a_later_task_is_read_by_the_interval_of_one_effect_alone(questions, recipes):
+    """Told from nothing alone and not together: that repeats it, and the table shows the interval that decided."""
+    effect, noises = {rotated("fprop"): -0.02}, {"small": 1e-3, "medium": 0.02}
+    runs = [
+        trained(recipes, preset, effect, noise=noise, rng=np.random.default_rng(3)) for preset, noise in noises.items()
+    ]
+    found = effects_of(pd.concat(runs, ignore_index=True), questions)
+    mine = line(found[found["preset"].eq("medium")], "fprop")
+    assert mine["own_high"] < 0 < mine["high"]
+    assert (mine["tells"], mine["repeats"]) == ("open", "helps")
+    assert answer(questions, *runs)[("Q1", "fprop")][0] == "confirmed"
+    first, second = (row for row in next(iter(effect_tables(found, questions).values())) if row["effect"] == "fprop")
+    assert (first["task"], first["interval"]) == ("language:small", "for all of Q1")
+    assert (second["task"], second["interval"], second["loss: it"]) == ("language:medium", "for it alone", "helps")
+    assert f"to {100 * np.expm1(mine['own_high']):+.2f}" in second["loss"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -235,3 +252,35 @@ def test_numbers_of_the_findings_are_those_of_the_rows(before, after, row):
     lines = table.partition("<!-- end -->")[0].splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {row} |"))
     assert f"| {100 * np.expm1(change):+.1f} % (" in line
+
+
+@pytest.mark.parametrize(
+    ("pairs", "row"),
+    [
+        (
+            [
+                ("nvfp4", "nvfp4, wgrad rht32"),
+                ("e4m3-b16", "e4m3-b16, wgrad rht32"),
+                ("nvfp4, dgrad.g SR", "nvfp4, dgrad.g SR, wgrad rht32"),
+            ],
+            "rotation of wgrad (e4m3)",
+        ),
+        ([("nvfp4", "nvfp4, wgrad.g SR"), ("e4m3-b16", "e4m3-b16, wgrad.g SR")], "stochastic gradient of wgrad (e4m3)"),
+    ],
+)
+def test_what_the_findings_say_is_repeated_is_so_by_the_t_interval_of_the_rows(pairs, row):
+    """Confirmed effects whose interval for the whole question holds zero at 1M: recomputed without pooling."""
+    labels = sorted({label for pair in pairs for label in pair})
+    read = [("task", "==", "language"), ("preset", "==", "1M"), ("recipe_label", "in", labels)]
+    rows = pd.read_parquet(STUDY / "store" / "parts", columns=["recipe_label", "seed", "val_loss"], filters=read)
+    loss = np.log(rows.pivot_table(index="seed", columns="recipe_label", values="val_loss", observed=True))
+    change = np.mean([loss[after] - loss[before] for before, after in pairs], axis=0)
+    assert len(change) == 3
+    assert change.mean() + 4.303 * change.std(ddof=1) / np.sqrt(3) < 0
+    page = (STUDY / "findings.md").read_text().partition("<!-- effects of language:1M -->")[2]
+    table, _, rest = page.partition("<!-- end -->")
+    (line,) = (line for line in table.splitlines() if line.startswith(f"| {row} |"))
+    assert line.startswith(f"| {row} | {len(pairs)} | {100 * np.expm1(change.mean()):+.2f} % (")
+    assert line.split(" | ")[3] == "helps"
+    found = next(line for line in rest.splitlines() if line.startswith(f"| Q3 | {row} |"))
+    assert "| confirmed | it helps on language:0.4M and on language:1M;" in found
