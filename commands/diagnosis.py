@@ -9,7 +9,7 @@ import typer
 
 from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
-from fp4dse.commands.options import AsJson, Data, Device, RecipeName, Start
+from fp4dse.commands.options import AsJson, Data, Device, RecipeName, Start, only
 from fp4dse.commands.printing import print_facts, print_json, print_tables
 from fp4dse.commands.topics import new_app, under
 from fp4dse.dse import ConfigError
@@ -29,7 +29,7 @@ def diagnose(
         typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own.", autocompletion=offer(completing.tasks)),
     ] = "regression",
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     passes: Annotated[int, typer.Option(help="Backward passes at each step looked at: 16, 32, 64 …")] = 64,
     at: Annotated[str, typer.Option(help="Shares of the training at which to look, with commas.")] = "0.1,0.5,1",
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the task's for the recipe's class.")] = None,
@@ -58,7 +58,7 @@ def diagnose(
     if out and out.suffix != ".html":
         raise ConfigError("--out", str(out), "a path that ends in .html")
     check_device(device)
-    [asked] = parse_tasks([task], None, data, start)
+    [asked] = parse_tasks([task], None, data, only(start))
     found, on = find_recipe(recipe, None), get_task(*asked)
     [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [rate_of(on, found)]
     try:

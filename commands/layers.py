@@ -21,6 +21,7 @@ from fp4dse.commands.options import (
     NewStore,
     RecipeName,
     Start,
+    only,
 )
 from fp4dse.commands.printing import print_facts, print_json, print_rows
 from fp4dse.commands.topics import new_app, under
@@ -61,7 +62,7 @@ def sensitivity(
         bool, typer.Option("--fisher", help="Beside it a score of BF16 alone, trained here: does it rank units alike?")
     ] = False,
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     seeds: Annotated[str, typer.Option(help="Number of seeds (5), or seeds (0,1,2).")] = "5",
     lr: Annotated[float | None, typer.Option(help="Learning rate of all. Default: the task's for the recipe.")] = None,
     store: NewStore = None,
@@ -89,7 +90,7 @@ def sensitivity(
     grain = studies.make_grain(by, parts, products)
     share, kind = parse_share(budget), studies.check_spend(spend)
     cost = arguments.find_cost(model, chip)
-    [asked] = arguments.parse_tasks([task], None, data, start)
+    [asked] = arguments.parse_tasks([task], None, data, only(start))
     found = arguments.find_recipe(recipe, store)
     numbers = arguments.parse_seeds(seeds)
     plan = studies.plan_study(found, asked, grain, lr=lr, seeds=numbers, cost=cost)

@@ -21,6 +21,21 @@ def _given(param: typer.CallbackParam, value: str | None) -> str | None:
     return value
 
 
+def _once(param: typer.CallbackParam, values: list[str]) -> list[str]:
+    """The values; ConfigError for a second one, which would be dropped in silence, and as of `_given`."""
+    if len(values) > 1:
+        accepted = "one, as all lanes start from the same weights; for others repeat the command with the same --store"
+        raise ConfigError(param.opts[0], " and ".join(values), accepted)
+    for value in values:
+        _given(param, value)
+    return values
+
+
+def only(values: list[str]) -> str | None:
+    """The text of an option that may stand once, None where it does not."""
+    return values[0] if values else None
+
+
 def _text(help: str, *names: str, offered: Callable[[], Iterable[str]] | None = None) -> Any:
     """An option that takes a text, which is not empty; `offered` are those that the tab key knows."""
     return typer.Option(*names, help=help, callback=_given, autocompletion=offer(offered) if offered else None)
@@ -33,9 +48,10 @@ Preset = Annotated[str | None, _text("Preset of tasks named without one. Default
 ConfirmSeeds = Annotated[int, typer.Option(help="Fresh seeds a candidate: half of them choose, the others estimate.")]
 Data = Annotated[str | None, _text("Your data for the task: a PATH, or TABLE:COLUMN.")]
 Start = Annotated[
-    str | None,
-    _text("Weights to start from: a .safetensors file, or a model's folder.", "--from"),
+    list[str],
+    typer.Option("--from", help="Weights to start from: a .safetensors file, or a model's folder.", callback=_once),
 ]
+"""A list, so that a second one is seen and refused; `only` is its text."""
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=offer(lambda: ["cpu", "cuda"]))]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]

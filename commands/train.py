@@ -32,6 +32,7 @@ from fp4dse.commands.options import (
     Start,
     StorePath,
     TaskNames,
+    only,
 )
 from fp4dse.commands.printing import console, print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, open_given, under, warn_overridden
@@ -79,7 +80,7 @@ def sweep(
     axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     preset: Preset = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
@@ -124,7 +125,7 @@ def sweep(
     found = arguments.find_space(space, axis, model, chip)
     warn_overridden(found)
     asked: dict[str, Any] = {
-        "tasks": arguments.parse_tasks(task, preset, data, start),
+        "tasks": arguments.parse_tasks(task, preset, data, only(start)),
         "seeds": arguments.parse_seeds(seeds) if seeds else None,
         "lrs": arguments.parse_lrs(lr),
         "halving": arguments.parse_halving(rungs, keep),
@@ -141,7 +142,9 @@ def sweep(
         folder_of(options)
     if dry_run or estimate:
         plan = plan_sweep(found, **asked, store=None if rerun else target, measure=estimate)
-        more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target).facts() if estimate else {}
+        more = {}
+        if estimate:
+            more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target, _say).facts()
         if tune:
             rates = len(asked["lrs"] or FACTORS)
             more["to_tune"] = f"{plan.recipes * len(asked['tasks']) * rates * len(TUNING_SEEDS)} lanes before, or more"
@@ -177,7 +180,7 @@ def confirm(
         ),
     ] = [],  # noqa: B006
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
@@ -198,12 +201,12 @@ def confirm(
 
     opened = open_given(store, model, chip)
     where: dict[str, Any] = {
-        "tasks": arguments.parse_tasks(task, None, data, start) or None,
+        "tasks": arguments.parse_tasks(task, None, data, only(start)) or None,
         "device": device,
         "jobs": jobs,
         "executor": executor,
     }
-    for name, given in (("--data", data), ("--from", start)):
+    for name, given in (("--data", data), ("--from", only(start))):
         if given is not None and not task:
             raise ConfigError(name, given, "the --task that it is for, too")
     budget_s = arguments.parse_duration(budget)
@@ -227,7 +230,7 @@ def search(
     axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     preset: Preset = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
@@ -261,7 +264,7 @@ def search(
         sampler=sampler,
         trials=trials,
         objectives=[name.strip() for name in objectives.split(",")],
-        tasks=arguments.parse_tasks(task, preset, data, start),
+        tasks=arguments.parse_tasks(task, preset, data, only(start)),
         seeds=arguments.parse_seeds(seeds) if seeds else None,
         lrs=arguments.parse_lrs(lr),
         store=store or stores.default_store(found.name),
@@ -347,6 +350,10 @@ def rungs(
     if not as_json:
         rows = [{**row, "regret": change(row["regret"])} for row in rows]
     print_rows(list(Replay.__struct_fields__), rows, as_json)
+
+
+def _say(sentence: str) -> None:
+    print(f"fp4dse: {sentence}", file=sys.stderr, flush=True)
 
 
 def _confirm(

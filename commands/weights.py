@@ -12,7 +12,7 @@ import typer
 
 from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
-from fp4dse.commands.options import AsJson, Data, Device, Start
+from fp4dse.commands.options import AsJson, Data, Device, Start, only
 from fp4dse.commands.printing import print_facts
 from fp4dse.commands.topics import new_app
 from fp4dse.dse import ConfigError, recipe_files
@@ -46,7 +46,7 @@ def make(
     seed: Seed = 0,
     lr: Rate = None,
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     device: Device = "cpu",
     out: Out = None,
     as_json: AsJson = False,
@@ -63,7 +63,7 @@ def make(
 
     _check(out)
     begin = time.monotonic()
-    [asked] = parse_tasks([task], None, data, start)
+    [asked] = parse_tasks([task], None, data, only(start))
     found = load_recipe(recipe)
     [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [rate_of(find_facts(*asked), found)]
     _hand_out(checkpoint(asked, Lane(found, rate, seed), device, _report), recipe, out, begin, as_json)
@@ -89,7 +89,7 @@ def fit(
     seed: Seed = 0,
     lr: Annotated[float | None, typer.Option(help="Rate of block-ap. Default: 0.0003.")] = None,
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     device: Device = "cpu",
     out: Out = None,
     as_json: AsJson = False,
@@ -105,7 +105,7 @@ def fit(
 
     _check(out)
     begin = time.monotonic()
-    [asked] = parse_tasks([task], None, data, start)
+    [asked] = parse_tasks([task], None, data, only(start))
     [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [BLOCK_AP_RATE]
     path = fitted(asked, Lane(load_recipe(recipe), rate, seed), method, samples, device, _report_layers)
     name = f"{Path(recipe).stem}-{method}"
@@ -140,7 +140,7 @@ def export(
         ),
     ] = None,
     data: Data = None,
-    start: Start = None,
+    start: Start = [],  # noqa: B006
     device: Device = "cpu",
     out: Out = None,
     as_json: AsJson = False,
@@ -155,10 +155,10 @@ def export(
 
     _check(out)
     begin = time.monotonic()
-    for option, given in (("--data", data), ("--from", start)):
+    for option, given in (("--data", data), ("--from", only(start))):
         if given is not None and task is None:
             raise ConfigError(option, given, "the --task that it is for, too")
-    asked = None if task is None else parse_tasks([task], None, data, start)[0]
+    asked = None if task is None else parse_tasks([task], None, data, only(start))[0]
     path = checkpoint_of_row(open_store(store), recipe, seed, asked=asked, lr=lr, device=device, report=_report)
     _hand_out(path, recipe, out, begin, as_json)
 

@@ -218,6 +218,8 @@ class Training(Part, frozen=True):
                    has experts
     inject         parts of a quantizer's error that weights have where a policy samples, which is else in BF16
     coreset        of the training samples, where a task starts from trained weights; None: all of them
+    kl             weight of the divergence from the policy that training began with, in the loss of a task that learns
+                   from its own samples; None: the task's own
     trains         `all` parameters, those alone that quantizers have `learned`, or `none`: what training starts from is
                    evaluated as it is, which is rounding to nearest after training (PTQ)
     """
@@ -241,6 +243,7 @@ class Training(Part, frozen=True):
     replay: Literal["none", "router"] = "none"
     coreset: Coreset | None = None
     inject: Inject | None = None
+    kl: NotNegative | None = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""

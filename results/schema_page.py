@@ -54,6 +54,7 @@ AROUND = {
     "distill": "weight and temperature of the distance from a teacher in the loss; none without one",
     "trains": "what is trained: all, what quantizers have learned alone, or none",
     "replay": "router: the trainer sends tokens to the experts that the rollout chose; none by default",
+    "kl": "weight of the divergence from the policy that training began with, null for the task's own",
     "tis": "bound of the weight that corrects samples for it, null without one",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}

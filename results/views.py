@@ -88,6 +88,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "gap_low gap_high",
         "overhead_low overhead_high",
         "pairs",
+        "rollout_overhead",
         "preset",
     ),
     "front": (
@@ -111,7 +112,15 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "learning_rates": ("task label lr", "grid at_edge", "source", "optimism", "same_grid"),
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
-    "recovered": ("task label of_base", "of_base_low of_base_high", "of_bf16", "loss lost", "pairs", "ptq_label", "lr"),
+    "recovered": (
+        "task start label of_base",
+        "of_base_low of_base_high",
+        "of_bf16",
+        "loss lost",
+        "pairs",
+        "ptq_label",
+        "lr",
+    ),
     "rollout_numbers": ("task label number value", "low high", "difference", "difference_low difference_high", "seeds"),
     "rollout_effects": ("treatment trainer number difference", "low high", "without", "q", "pairs seeds", "task"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
@@ -174,6 +183,7 @@ _TEXTS |= {
     "rival",
     "rival_label",
     "ptq_label",
+    "start",
     "verdict",
 }
 _TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source", "margin_of"}

@@ -45,6 +45,7 @@ def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]
         "parameters": task.parameters,
         "tokens": task.tokens,
         "start_digest": task.start,
+        "start_method": task.start_method,
     }
 
 

@@ -169,7 +169,7 @@ def _against_bf16(rows: pd.DataFrame) -> dict[str, str]:
     """config_id -> what its own seeds say of its difference to BF16. rows: of `rows_at_best_lr`, of one setting."""
     recipes, gaps = by_seed(rows, rows["gap"])
     margin = margin_of(rows)
-    found = differences(np.where(np.isfinite(gaps), gaps, np.nan), margin.value)
+    found = differences(np.where(np.isfinite(gaps), gaps, np.nan), margin.value, bool(are_shares(rows).any()))
     compared = zip(recipes, found["pairs"], found["verdict"], strict=True)
     said = {str(key): _AGAINST[verdict] if pairs > 1 else "unknown" for key, pairs, verdict in compared}
     with written_in(UNIT_OF_SHARES if are_shares(rows).any() else None):

@@ -13,7 +13,7 @@ from fp4dse.tasks import diffusion, finetune, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own.loading import load_task
-from fp4dse.tasks.start.weights import read_weights, start_from
+from fp4dse.tasks.start.weights import read_about, read_weights, start_from
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import tuned
 
@@ -59,7 +59,7 @@ def get_task(name: str, preset: str = "small", data: str | None = None, start: s
 
     ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
-    path = Path(start).resolve() if start else None
+    path, method = Path(start).resolve() if start else None, None
     if path is not None and path.is_dir():
         task, weights = _pretrained(name, preset, data or None, path)
     else:
@@ -67,8 +67,10 @@ def get_task(name: str, preset: str = "small", data: str | None = None, start: s
         if path is None:
             return task
         weights = read_weights(path)
+        method = read_about(path).get("method")  # weights of `weights fit` say it
     origin = (*(task.origin or (name, preset)), "")[:3]
-    return msgspec.structs.replace(start_from(task, weights, path.name), origin=(*origin, str(path)))
+    started = start_from(task, weights, path.name)
+    return msgspec.structs.replace(started, origin=(*origin, str(path)), start_method=method)
 
 
 def _pretrained(name: str, preset: str, data: str | None, folder: Path) -> tuple[Task, dict[str, Tensor]]:

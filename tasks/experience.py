@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
-    """ConfigError for a rollout, a correction for one, or noise in it, with a task that does not learn from samples of
-    its own; and for the replay of its router with a policy that has none."""
+    """ConfigError for a rollout, a correction for one, a hold on its policy, or noise in it, with a task that does not
+    learn from samples of its own; and for the replay of its router with a policy that has none."""
     training = recipe.training
-    found: dict[str, object] = {"tis": training.tis}
+    found: dict[str, object] = {"tis": training.tis, "kl": training.kl}
     found["rollout"] = None if training.rollout is None else rollout_name(training.rollout)
     found["inject"] = None if training.inject is None else inject_name(training.inject)
     found["noise"] = None if training.noise is None else noise_name(training.noise)

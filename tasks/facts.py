@@ -33,6 +33,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     samples: int | None = None
     origin: tuple[str, ...] = ()
     start: str | None = None
+    start_method: str | None = None
     rates: dict[str, float] = {}
     rolls_out: bool = False
     gap_unit: str | None = None

@@ -36,6 +36,8 @@ SECONDS = {
     "language:moe-small": 170.0,
     "language:moe8-smoke": 1.5,
     "rl:smoke": 2.0,
+    "rl:moe-smoke": 3.0,
+    "finetune:smoke": 0.5,
 }
 """Seconds of one NVFP4 lane among four on one core of a CPU: roughly, to choose by. What has none is for a GPU."""
 

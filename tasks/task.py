@@ -84,6 +84,7 @@ class Task(msgspec.Struct, frozen=True):
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      arguments of get_task for it, where name and preset are not all of them
     start       digest of the weights that all lanes start from; None: `problem` draws them by the seed
+    start_method  by what these were fitted to a recipe's quantizers (fitted/), where their file says so
     """
 
     name: str
@@ -129,6 +130,7 @@ class Task(msgspec.Struct, frozen=True):
     one_by_one: bool = False
     origin: tuple[str, ...] = ()
     start: str | None = None
+    start_method: str | None = None
     rates: dict[str, float] = {}
 
     def lr_factor(self, step: int) -> float:

@@ -12,6 +12,7 @@ import pandas as pd
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called, changed, changed_with, many, number, spoken
 from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.stats.levels import POINTS
 from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.results.stats.pareto import LEAST_SAVING
@@ -39,6 +40,9 @@ QUERIES = (
 )
 HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>, rounding to nearest: what the model loses when
 it also runs in FP4, not only what FP4 did to its weights. The table below has the loss in BF16 beside it."""
+
+TRAINERS_ALONE = """All overheads here and on the front are of <b>the trainer's step alone</b>; what a token of the
+rollouts takes beside BF16's is the column <b>rollout overhead</b> of the table below."""
 
 
 def first_screen(found: Findings) -> str:
@@ -147,7 +151,8 @@ def _cost(verdict: Verdict) -> str:
     overhead, band = verdict.price
     if not math.isfinite(overhead):
         return "Unknown: its rows hold no overhead."
-    return f"{share_of_bf16(verdict.axis, overhead)}{_band(band)}{_model(verdict.overhead_of)}."
+    alone = f" {TRAINERS_ALONE}" if verdict.unit == POINTS else ""
+    return f"{share_of_bf16(verdict.axis, overhead)}{_band(band)}{_model(verdict.overhead_of)}.{alone}"
 
 
 def _band(band: Sequence[float]) -> str:

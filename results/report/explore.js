@@ -341,6 +341,8 @@ const columns = () => {
       i => Number.isFinite(C.gap_bf16[i]) ? change(C.gap_bf16[i]) : "–")] : []),
     of("chance of the front", "n", i => C.p_front[i], chance, "high"),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i], a.name === "overhead" ? i => ratio(C.overhead[i]) : null)),
+    ...(C.rollout_overhead.some(Number.isFinite) ? [of("rollout overhead", "n", i => C.rollout_overhead[i],
+      i => ratio(C.rollout_overhead[i]))] : []),
     ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),
     of("val loss ↓", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
   ];

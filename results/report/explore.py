@@ -22,6 +22,7 @@ from fp4dse.results.stats.factors import AXES as RECIPE_AXES
 from fp4dse.results.stats.factors import PLAIN
 from fp4dse.results.stats.paired import bf16_cost
 from fp4dse.results.stats.pareto import equal_costs
+from fp4dse.results.stats.summary import ROLLOUT
 from fp4dse.results.text.pareto_table import BETTER, metric_title
 
 QUERIES = (
@@ -72,6 +73,7 @@ def payload(found: Findings) -> dict[str, Any]:
         "recipe": _packed(position.reindex(lines["config_id"]), np.uint32),
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
         **{name: _packed(_equal_costs(lines, name), np.float64) for name in BAND},
+        ROLLOUT: _packed(lines[ROLLOUT], np.float64),
         **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "gap_bf16", "p_front")},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
         **{name: _packed(lines[name], np.uint16) for name in ("pairs", "seeds", "diverged", "failed")},

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Any
 
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.stats.recovered import BASE
 from fp4dse.results.text.labels import Labels
 
 QUERIES = ("FROM recovered",)
 ABOUT = """Rounding to nearest after training loses something, and training on with the same quantizers gives a share of
 it back: of the distance to the <b>base</b>, the same weights in BF16, and of that to <b>BF16</b> that was trained on as
-long. In brackets 95 % intervals (Fieller's): both ends of a share are means over seeds."""
+long. In brackets 95 % intervals (Fieller's): both ends of a share are means over seeds. All of a table begin with the
+weights that stand above it; where these were fitted to their quantizers, what that gave back is not in a share."""
 
 
 def shares(found: Findings) -> str:
@@ -27,7 +30,15 @@ def _of_setting(found: Findings) -> str:
     rows = [_row(line, found.labels) for line in found.recovered.to_dict("records")]
     columns = [("recipe", "label"), ("of the base", "n"), ("of BF16", "n"), ("loss", "n"), ("rounded", "n")]
     columns += [("seeds", "n"), ("overhead", "n")]
-    return table(columns, rows) if rows else "<p>Nothing was rounded without training here.</p>"
+    if not rows:
+        return "<p>Nothing was rounded without training here.</p>"
+    return f"<p>Measured from {_of_start(found.recovered['start'].iloc[0])}.</p>{table(columns, rows)}"
+
+
+def _of_start(start: str) -> str:
+    if start == BASE:
+        return "the task's own base, rounded to nearest"
+    return f"<b>{escape(start)}</b>, given by <code>--from</code>, rounded as it is"
 
 
 def _row(line: dict[str, Any], labels: Labels) -> list[tuple[str, object]]:

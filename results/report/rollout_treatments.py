@@ -29,7 +29,8 @@ BY_BLOCK = "gradient_error/"
 QUERIES = ("FROM rollout_effects",)
 ABOUT = """What changes where a recipe has a treatment that another one, the same in all else, has not: mean over such
 pairs, and in brackets 95 % intervals over seeds; <b>bold</b> where q, p adjusted for all lines of the view, is below
-0.05. Entropies and KL are in nats a token; an error of the gradient is relative to that of BF16 products."""
+0.05. Where all seeds tie, neither is known. Entropies and KL are in nats a token; an error of the gradient is relative
+to that of BF16 products."""
 
 
 def effects(found: Findings) -> str:
@@ -74,10 +75,13 @@ def _depth(name: str) -> int:
 
 def _cell(line: pd.Series, name: str) -> tuple[str, object]:
     mean, low, high = (float(line[column]) for column in ("difference", "low", "high"))
-    if mean == low == high == 0:  # by definition: the gradient's error under a BF16 trainer, say
+    if mean == 0 and math.isnan(low):  # by definition, say: the gradient's error under a BF16 trainer
         return number(0.0, "0"), 0.0
     says = _written(mean, name)
-    says += "" if math.isnan(low) else f" ({_written(low, name)} to {_written(high, name)})"
+    if not math.isnan(low):
+        says += f" ({_written(low, name)} to {_written(high, name)})"
+    elif line["seeds"] > 1:
+        says += " (seeds tie)"
     return (f"<b>{says}</b>" if line["q"] < 0.05 else says), mean
 
 

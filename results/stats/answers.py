@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from fp4dse.dse import recipe_from_dict
-from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.intervals import CONFIDENCE, known_error
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.questions import Question, Questions
 from fp4dse.results.stats.spread import lane_variance, pooled_beside_lanes
@@ -104,9 +104,9 @@ def _with_intervals(lines: pd.DataFrame, questions: Questions) -> pd.DataFrame:
     """low, high, own_low, own_high, tells and repeats."""
     columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
     variance, freedom = pooled_beside_lanes(*columns)
-    error = np.where(freedom > 0, np.sqrt(variance), np.nan)
-    many = lines.groupby("question")["effect"].transform("count").to_numpy()
     middle = lines["difference"].to_numpy(float)
+    error = np.where(freedom > 0, known_error(np.sqrt(variance), middle), np.nan)
+    many = lines.groupby("question")["effect"].transform("count").to_numpy()
 
     def interval(count: NDArray[np.intp] | int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         half = stdtrit(np.maximum(freedom, 1), 1 - (1 - CONFIDENCE) / 2 / count) * error

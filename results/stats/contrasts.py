@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from fp4dse.results.stats.factors import Factor
-from fp4dse.results.stats.intervals import CONFIDENCE, adjusted
+from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, known_error
 from fp4dse.results.stats.least_squares import Fit
 from fp4dse.results.stats.spread import shrunken
 
@@ -106,7 +106,7 @@ def with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = np.square(variance) / freedom + np.square(misfit) / out["misfit_freedom"].to_numpy()
         freedom = np.where(misfit > 0, np.square(variance + misfit) / parts, freedom)
-        error = np.where(freedom > 0, np.sqrt(variance + misfit), np.nan)
+        error = np.where(freedom > 0, known_error(np.sqrt(variance + misfit), out["effect"]), np.nan)
         half = stdtrit(np.maximum(freedom, 1), 0.5 + CONFIDENCE / 2) * error
         p = 2 * stdtr(np.maximum(freedom, 1), -np.abs(out["effect"].to_numpy(float) / error))
     effect = out["effect"].to_numpy(float)

@@ -18,9 +18,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.stats.equivalence import differences, drawn_truth
+from fp4dse.results.stats.equivalence import differences, drawn_truth, open_ties
 from fp4dse.results.stats.front_chance import codes_of
 from fp4dse.results.stats.least_squares import seed_effects
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.simultaneous import table, versus
@@ -74,6 +75,7 @@ def matched(
             rivals[window.own] = len(window.members) - 1
         alone = rivals == 0
         line = _versus_rivals(gaps, rival, windows, knobs.reindex(recipes), margin_of(part, margin).value)
+        line = open_ties(line) if are_shares(part).any() else line
         line = line.assign(by=by, value=value, config_id=recipes, label=label, gap=mean, rivals=rivals)
         line = line.assign(rival=np.where(alone, None, recipes[rival]), rival_label=np.where(alone, None, label[rival]))
         line = line.assign(rival_value=np.where(alone, np.nan, value[rival]))

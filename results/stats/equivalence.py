@@ -4,7 +4,7 @@ All differences are paired: d = log(loss a / loss b) on each seed that both fini
 different baselines (paired.py), but for `compare`, which is about the losses themselves. Two questions are asked of
 them, and "no significant difference" answers neither:
 
-    different?   the 95 % interval of mean d leaves out zero
+    different?   the 95 % interval of mean d leaves out zero: that of intervals.py, whose p is of the same rule
     the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
 
 A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
@@ -23,7 +23,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.front_chance import codes_of, from_zero
-from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
+from fp4dse.results.stats.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval
 from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
@@ -74,6 +74,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
         line = versus_one(recipes, log, row, eligible if reference is None else eligible & False, knobs, within)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
+        line = open_ties(line) if are_shares(part).any() else line
         line = without_claims(line, pruned | pruned[row], "pruned")
         line = without_claims(line, diverged | diverged[row])
         line = line.drop(index=row)
@@ -131,27 +132,39 @@ def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFra
     return posterior(spread, distinct, factors).draw(DRAWS, np.random.default_rng(0))
 
 
-def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
+def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = False) -> pd.DataFrame:
     """Per row of paired differences d [rows, seeds]: pairs, difference, std, low, high, p, p_same, margin, verdict,
     more_seeds.
 
-    verdict is `lower`, `higher`, `same` or `open`; see `against`.
+    verdict is `lower`, `higher`, `same` or `open`; see `against`. Losses that are equal on every seed are the same
+    computation. shares: they are of counts, which tie by chance, so that such lines are open, without an interval.
     """
     found = mean_interval(d)
     out = pd.DataFrame({"pairs": found["n"], "difference": found["mean"], "std": found["std"]})
     out[["low", "high", "p"]] = found[["low", "high", "p"]]
+    if not shares:
+        equal = (np.nan_to_num(d) == 0).all(axis=1) & found["n"].gt(1)
+        out.loc[equal, ["low", "high", "p"]] = [0.0, 0.0, 1.0]
     out["margin"] = margin
     n = found["n"].where(found["n"].gt(1)).astype(float)
     error = found["std"] / np.sqrt(n)
     room = margin - found["mean"].abs()
     with np.errstate(divide="ignore", invalid="ignore"):
         out["p_same"] = stdtr(n - 1, -(room / error).mask(error.eq(0), np.sign(room) * np.inf))
+    out["p_same"] = out["p_same"].where(out["p"].notna())
     out["verdict"] = np.select(
         [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)], ["same", "higher", "lower"], "open"
     )
     more = seeds_to_decide(found["mean"], found["std"], margin) - found["n"]
-    out["more_seeds"] = more.clip(lower=1).where(out["verdict"].eq("open"))
+    out["more_seeds"] = more.clip(lower=1).where(out["verdict"].eq("open") & out["p"].notna())
     return out
+
+
+def open_ties(line: pd.DataFrame) -> pd.DataFrame:
+    """The lines of shares without claims where all seeds tie: counts do so by chance. line: of `differences`."""
+    tied = line["low"].eq(0) & line["high"].eq(0)
+    claims = ["low", "high", "p", "p_same", "more_seeds"]
+    return line.assign(verdict=line["verdict"].mask(tied, "open"), **{name: line[name].mask(tied) for name in claims})
 
 
 def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
@@ -197,11 +210,11 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         line |= {"label_a": left["recipe_label"].iloc[0], "label_b": right["recipe_label"].iloc[0]}
         line |= {"lr_a": left["lr"].iloc[0], "lr_b": right["lr"].iloc[0]}
         line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
-        within = margin_of(left, margin)
-        line |= {"margin_of": within.of, **differences(d[None, :], within.value).iloc[0].to_dict()}
+        within, shares = margin_of(left, margin), bool(are_shares(left).any())
+        line |= {"margin_of": within.of, **differences(d[None, :], within.value, shares).iloc[0].to_dict()}
         if line["diverged_a"] or line["diverged_b"]:
             line |= {"verdict": "diverged", "more_seeds": np.nan}
-        with written_in(POINTS if are_shares(left).any() else None):
+        with written_in(POINTS if shares else None):
             lines.append({**line, "verdict": _sentence(line)})
     if not lines:
         raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
@@ -229,10 +242,16 @@ def _sentence(line: dict[str, Any]) -> str:
         ]
         return f"{where}: {' and '.join(diverged)} of the seeds; a mean difference would say nothing."
     if line["pairs"] < 2:
-        return f"{where}: {counted(int(line['pairs']), 'paired seed')}; at least 2 are needed to tell."
+        return f"{where}: {_pairs(line)}; at least 2 are needed to tell."
     margin = margin_text(line["margin"])
     if line["verdict"] == "same":
         return f"{where}: {a} and {b} are the same within {margin}: {_undecided_size(line)}."
+    if line["verdict"] == "open" and np.isnan(line["p"]):
+        by = change(line["difference"])
+        return (
+            f"{where}: {a} and {b} are not told apart: the {noun()} of the first is at {by} on each of {_pairs(line)}, \
+which tells nothing of the spread."
+        )
     if line["verdict"] == "open":
         return (
             f"{where}: {a} and {b} are not told apart: {_undecided_size(line)}; {_advice(line['more_seeds'], margin)}."
@@ -250,16 +269,21 @@ def _better() -> str:
 def _undecided_size(line: dict[str, Any]) -> str:
     """The loss of the first of two recipes that the seeds do not tell apart, against the second's."""
     if line["low"] == line["high"] == 0:
-        return f"equal {noun(many=True)} on {counted(int(line['pairs']), 'paired seed')}"
+        return f"equal {noun(many=True)} on {_pairs(line)}"
     return f"the {noun()} of the first is at {_size(line)}"
 
 
 def _size(line: dict[str, Any]) -> str:
-    """`-46.0 % (95 % interval -47.8 to -44.1 %, p < 0.001, 3 paired seeds)`."""
+    """`-46.0 % (95 % interval -47.8 to -44.1 % and p < 0.001, by the t-test of 3 paired seeds)`."""
     bounds = change_range(line["difference"], line["low"], line["high"])
     p = "p < 0.001" if line["p"] < 0.001 else f"p = {line['p']:.2g}"
     size = change(line["difference"])
-    return f"{size} (95 % interval {bounds}, {p}, {counted(int(line['pairs']), 'paired seed')})"
+    rule = "bootstrap" if line["pairs"] >= BOOTSTRAP_FROM else "t-test"
+    return f"{size} (95 % interval {bounds} and {p}, by the {rule} of {_pairs(line)})"
+
+
+def _pairs(line: dict[str, Any]) -> str:
+    return counted(int(line["pairs"]), "paired seed")
 
 
 def _advice(more: float, margin: str) -> str:

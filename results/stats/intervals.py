@@ -3,7 +3,11 @@
 With n paired values of mean m and standard deviation s the 95 % interval is m ± t(0.975, n-1) · s/√n below 30 seeds:
 at n = 3 a percentile bootstrap covers 75 %, not 95 %. From 30 seeds on it is the expanded percentile bootstrap
 (Hesterberg, arXiv 1411.5279): the percentiles Φ(±√(n/(n-1)) · t(0.975, n-1)) of resampled means, which need no normal
-distribution and have the width of the t-interval where there is one.
+distribution and have the width of the t-interval where there is one. p goes with the interval: it is below 0.05 where
+the interval leaves out zero.
+
+Below 30 seeds, values that are all the same tell nothing of their spread: accuracies are counts of solved problems, and
+two or three seeds tie by chance. The interval and p are NaN then, and not an interval without width and p = 0.
 
 scipy is imported where it is used: `fp4dse status` and the start of a sweep need the words alone.
 """
@@ -18,23 +22,31 @@ CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 30
 """Seeds from which on intervals are resampled."""
 RESAMPLES = 2000
+TIED = 1e-9
+"""Standard deviation, relative to the mean, up to which values count as equal."""
 
 
 def mean_interval(values: ArrayLike) -> pd.DataFrame:
     """Per row of `values` [rows, seeds], NaN where there is none: mean, std, n, low, high, p.
 
-    low, high: the 95 % interval of the mean, NaN with one value. p: two-sided t-test against zero. All rows of equal n
-    share their resamples.
+    low, high: the 95 % interval of the mean, p: two-sided, of the mean against zero by the same rule; NaN with one
+    value, and with fewer than 30 that are all the same up to rounding. All rows of equal n share their resamples.
     """
     x = np.asarray(values, float)
     mean, std, n = _moments(x)
-    half = half_width(std, n)
-    low, high = mean - half, mean + half
+    known = np.where(_all_the_same(mean, std, n), np.nan, std)
+    half = half_width(known, n)
+    low, high, p = mean - half, mean + half, _p_value(mean, known, n)
     for size in np.unique(n[n >= BOOTSTRAP_FROM]):
         rows = np.flatnonzero(n == size)
         present = x[rows][np.isfinite(x[rows])].reshape(len(rows), size)
-        low[rows], high[rows] = bootstrap(present).T
-    return pd.DataFrame({"mean": mean, "std": std, "n": n, "low": low, "high": high, "p": _p_value(mean, std, n)})
+        low[rows], high[rows], p[rows] = bootstrap(present, p[rows]).T
+    return pd.DataFrame({"mean": mean, "std": std, "n": n, "low": low, "high": high, "p": p})
+
+
+def _all_the_same(mean: NDArray[np.float64], std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.bool_]:
+    """True for few values that differ by no more than rounding: 0.43 - 0.41 is not quite 0.53 - 0.51."""
+    return np.asarray((n > 1) & (n < BOOTSTRAP_FROM) & (std <= TIED * np.maximum(np.abs(mean), TIED)))
 
 
 def _moments(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
@@ -47,24 +59,50 @@ def _moments(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
     return mean, std, n
 
 
-def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Expanded percentile interval of the mean of each row. values: [rows, n], n > 1; returns [rows, 2]."""
-    from scipy.special import ndtr, stdtrit
+def bootstrap(values: NDArray[np.float64], p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Expanded percentile interval of the mean of each row, and the p at which an end of it is zero: low, high, p.
+
+    values: [rows, n], n > 1; returns [rows, 3]. Where no resampled mean reaches zero, p is as small as that can tell,
+    or as small as the given one (of the t-test, [rows]), if that is less.
+    """
+    from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
     n = values.shape[1]
-    tail = ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.5 - CONFIDENCE / 2))
+    widened = np.sqrt(n / (n - 1))
+    tail = ndtr(widened * stdtrit(n - 1, 0.5 - CONFIDENCE / 2))
     counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # how often each seed is drawn
-    out = np.empty((len(values), 2))
+    out = np.empty((len(values), 3))
     for start in range(0, len(values), 1024):
-        means = values[start : start + 1024] @ counts.T / n  # [rows, resamples]
-        out[start : start + 1024] = np.quantile(means, [tail, 1 - tail], axis=1).T
+        part = slice(start, start + 1024)
+        means = np.sort(values[part] @ counts.T / n, axis=1)  # [rows, resamples]
+        out[part, :2] = np.quantile(means, [tail, 1 - tail], axis=1).T
+        beyond = np.minimum(_share_up_to_zero(means), _share_up_to_zero(-means[:, ::-1]))
+        least = 0.5 / RESAMPLES
+        by_means = 2 * stdtr(n - 1, np.minimum(ndtri(np.clip(beyond, least, 0.5)) / widened, 0))
+        out[part, 2] = np.where(beyond > 0, by_means, np.fmin(by_means, p[part]))
     return out
 
 
+def _share_up_to_zero(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest share whose quantile (as np.quantile has it) is not above zero. means: [rows, resamples], rising."""
+    last = means.shape[1] - 1
+    up_to = (means <= 0).sum(axis=1)
+    below, above = (np.take_along_axis(means, np.clip(up_to + of, 0, last)[:, None], 1)[:, 0] for of in (-1, 0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = np.where(above > below, -below / (above - below), 0.0)
+    return np.asarray(np.where(up_to == 0, 0.0, np.minimum(up_to - 1 + between, last) / last))
+
+
 def p_value(values: ArrayLike) -> NDArray[np.float64]:
-    """Per row of differences [rows, seeds], NaN where there is none: two-sided p of their mean against zero; 1 where
-    all are zero, NaN where there are fewer than two."""
-    return _p_value(*_moments(np.asarray(values, float)))
+    """Per row of differences [rows, seeds], NaN where there is none: `p` of `mean_interval`."""
+    return np.asarray(mean_interval(values)["p"], float)
+
+
+def known_error(error: ArrayLike, value: ArrayLike) -> NDArray[np.float64]:
+    """Standard errors, NaN where there is none (0 up to rounding) of a value that is not 0: the seeds that it is from
+    tie, which is not certainty. Of as many values."""
+    error, value = np.asarray(error, float), np.asarray(value, float)
+    return np.asarray(np.where((value != 0) & (error <= TIED * np.abs(value)), np.nan, error))
 
 
 def half_width(std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.float64]:
@@ -77,12 +115,12 @@ def half_width(std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.fl
 
 
 def _p_value(mean: NDArray[np.float64], std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.float64]:
-    """Two-sided p of means with these standard deviations, of n values each."""
+    """Two-sided p, by the t-test, of means with these standard deviations, of n values each."""
     from scipy.special import stdtr
 
     n = np.where(n > 1, n, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(mean == 0, 0.0, np.abs(mean) / (std / np.sqrt(n)))
+        t = np.where((mean == 0) & (std == 0), 0.0, np.abs(mean) / (std / np.sqrt(n)))
     found: NDArray[np.float64] = 2 * stdtr(n - 1, -t)
     return found
 

@@ -14,9 +14,10 @@ from scipy.special import stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.effects import FactorTable, factor_tables
-from fp4dse.results.stats.equivalence import versus_one, without_claims
+from fp4dse.results.stats.equivalence import open_ties, versus_one, without_claims
 from fp4dse.results.stats.factors import Factor
-from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, mean_interval
+from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, known_error, mean_interval
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import SETTING, stacked
 from fp4dse.results.stats.spread import lane_variance, pooled_beside_lanes
@@ -80,10 +81,11 @@ def _with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
     variance, freedom = pooled_beside_lanes(*columns)
     difference, known = lines["difference"].to_numpy(float), freedom > 0
-    error, freedom = np.where(known, np.sqrt(variance), np.nan), np.where(known, freedom, np.nan)
+    error = np.where(known, known_error(np.sqrt(variance), difference), np.nan)
+    freedom = np.where(known, freedom, np.nan)
     half = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     with np.errstate(divide="ignore", invalid="ignore"):
-        p = np.where(difference == 0, np.where(known, 1.0, np.nan), 2 * stdtr(freedom, -np.abs(difference) / error))
+        p = 2 * stdtr(freedom, -np.abs(difference) / error)
     return lines.assign(low=difference - half, high=difference + half, p=p, q=adjusted(p))
 
 
@@ -98,7 +100,9 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
     parts = []
     found = False
     labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
-    of_setting = {keys: margin_of(part, margin).value for keys, part in runs.groupby(list(SETTING), observed=True)}
+    settings = dict(list(runs.groupby(list(SETTING), observed=True)))
+    of_setting = {keys: margin_of(part, margin).value for keys, part in settings.items()}
+    shares = {keys: are_shares(part).any() for keys, part in settings.items()}
     for keys, table in factor_tables(runs):
         if config_id not in table.config_ids:
             continue
@@ -109,6 +113,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
         if not np.any(near):
             continue
         lines = _versus_recipe(table, row, np.any(near, axis=0), of_setting[keys])
+        lines = open_ties(lines) if shares[keys] else lines
         for f, others in zip(table.factors, near, strict=True):
             ids = table.config_ids[others]
             line = lines[others].assign(factor=f.name, from_level=f.levels[f.codes[row]], config_id=ids)

@@ -6,6 +6,11 @@ PTQ is a recipe with the same forward operands that trains nothing (`training.tr
 is its own weights without quantizers, which is the base (`val_loss_bf16`), or BF16 that was trained on as long. The two
 differ: a base that still learns gives labels something that no rounding took.
 
+**All three begin with the same weights**, those of the row's setting: the task's own base, or what `--from` gave. From
+weights that were fitted to their quantizers (`weights fit`) PTQ is these, rounded, and not the base rounded to nearest;
+so what fitting gave back is in no share here, and `lost` is what these weights still lose (next to nothing, for
+weights alone on their grid). Starts are different settings and never stand in one line.
+
 Numerator and denominator are means over the same seeds, and neither is known: the interval of their ratio is Fieller's
 (1954). It is unbounded where the denominator's own interval has zero in it, where nothing was lost for sure.
 """
@@ -18,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.intervals import CONFIDENCE, TIED
 from fp4dse.results.stats.paired import SETTING, numbered, rows_at_best_lr, stacked
 
 OPERANDS = tuple(
@@ -31,20 +36,26 @@ FORWARD = (*OPERANDS, "fprop_rotation", "precise", "layers")
 LEARNED = "pact|lsq|learned-clip|factors|lora|scales"
 """Treatments that are parameters: before training, rounding to nearest."""
 TRAINS, OUTLIERS = "trains", ("fprop_x_outliers", "fprop_w_outliers")
-RECOVERED_READ = [*FORWARD, TRAINS, *OUTLIERS, "recipe_label", "val_loss", "val_loss_bf16", "overhead"]
+START = ("start_digest", "start_method")
+BASE = "the base"
+"""The start of lanes without `--from`."""
+RECOVERED_READ = [*FORWARD, TRAINS, *OUTLIERS, *START, "recipe_label", "val_loss", "val_loss_bf16", "overhead"]
 """The columns beside those of `rows_at_best_lr`."""
 
 _OF = ("of_base", "of_bf16")
-COLUMNS = [*SETTING, "config_id", "label", "lr", "pairs", "loss", "ptq", "ptq_label", "lost", "overhead"]
+COLUMNS = [*SETTING, "start", "config_id", "label", "lr", "pairs", "loss", "ptq", "ptq_label", "lost", "overhead"]
 COLUMNS += [f"{name}{end}" for name in _OF for end in ("", "_low", "_high")]
 
 
 def recovered(runs: pd.DataFrame) -> pd.DataFrame:
-    """Each recipe that trains beside the one that rounds the same weights to nearest.
+    """Each recipe that trains beside the one that rounds the same weights and trains nothing.
 
     One line per SETTING and quantizing recipe for which there is such a one, the largest share first, at its best
-    learning rate. Columns: SETTING, config_id, label, lr, pairs (seeds that both have), loss (mean), ptq (mean loss of
-    the other), ptq_label, lost (its mean loss less that of its weights in BF16), overhead, of_base (the share of `lost`
+    learning rate. Columns: SETTING, start (the weights that both, and BF16, begin with: `the base`; of `--from` by what
+    they were fitted to quantizers, `gptq` say, or else `weights` and their digest), config_id, label, lr, pairs (seeds
+    that both have), loss (mean), ptq (mean loss of the other), ptq_label (with the start before it, where that is not
+    the base: `gptq: nvfp4, untrained`), lost (its mean loss less that of its weights in BF16: from fitted weights what
+    these still lose, and not what rounding the base to nearest does), overhead, of_base (the share of `lost`
     that is given back), of_base_low, of_base_high (95 %), of_bf16 and its interval (the share of the distance to BF16
     that was trained on as long). Intervals are NaN with one seed; they have infinite ends where `lost`, or that
     distance, may be zero."""
@@ -82,20 +93,38 @@ def _line(config_id: str, own: pd.DataFrame, ptq: pd.DataFrame) -> pd.DataFrame:
     lost = (ptq["val_loss"] - ptq["val_loss_bf16"]).to_numpy(float)
     from_bf16 = ptq["val_loss"].to_numpy(float) - own["baseline_loss"].to_numpy(float)
     line: dict[str, object] = {name: first[name] for name in SETTING}
-    line |= {"config_id": config_id, "label": first["recipe_label"], "lr": first["lr"], "pairs": len(own)}
-    line |= {"loss": own["val_loss"].mean(), "ptq": ptq["val_loss"].mean(), "ptq_label": other["recipe_label"]}
+    start = start_name(first.get("start_digest"), first.get("start_method"))
+    ptq_label = other["recipe_label"] if start == BASE else f"{start}: {other['recipe_label']}"
+    line |= {
+        "start": start,
+        "config_id": config_id,
+        "label": first["recipe_label"],
+        "lr": first["lr"],
+        "pairs": len(own),
+    }
+    line |= {"loss": own["val_loss"].mean(), "ptq": ptq["val_loss"].mean(), "ptq_label": ptq_label}
     line |= {"lost": lost.mean(), "overhead": first["overhead"]}
     for name, of in zip(_OF, (lost, from_bf16), strict=True):
         line |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio(given, of), strict=True))
     return pd.DataFrame([line])
 
 
+def start_name(digest: object, method: object) -> str:
+    """The weights that lanes begin with, from the columns of START of a row: None or missing where there is nothing."""
+    if isinstance(method, str):
+        return method
+    return f"weights {digest[:8]}" if isinstance(digest, str) else BASE
+
+
 def ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> tuple[float, float, float]:
     """mean(above) / mean(below) of pairs, and Fieller's 95 % interval: the r for which the mean of above - r · below is
-    not told apart from zero. Ends are infinite where these r are no interval; NaN with one pair."""
+    not told apart from zero. Ends are infinite where these r are no interval; NaN with one pair, and where the pairs
+    tie, so that nothing is known of their spread."""
     n, a, b = len(above), float(np.mean(above)), float(np.mean(below))
     found = a / b if b else math.nan
     if n < 2 or not math.isfinite(a) or not math.isfinite(b):
+        return found, math.nan, math.nan
+    if np.std(above - found * below) <= TIED * max(abs(a), abs(b)):
         return found, math.nan, math.nan
     from scipy.special import stdtrit
 

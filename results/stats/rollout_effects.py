@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fp4dse.dse import SLOTS, STAGES, Recipe, recipe_from_dict
 from fp4dse.dse.inject import PARTS as ERRORS
@@ -36,11 +37,13 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     """The effect of what a recipe can do without on each number of `rollout_numbers`, from pairs of recipes.
 
     At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`,
-    `noise …`, `tis …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer (`bf16`,
-    `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ in it
-    alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over pairs),
-    low, high (95 %, over seeds; NaN with one), p, q (p adjusted for all lines of the setting, without those that are 0
-    in every seed)."""
+    `noise …`, `tis …`, `kl …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer
+    (`bf16`, `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ
+    in it alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over
+    pairs, the same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line),
+    low, high (95 %, over seeds), p, q (p adjusted for all lines of the setting that have one). These four are NaN with
+    one seed, and where all seeds tie: by chance, as accuracies do, or by definition, as the gradient's error under a
+    BF16 trainer."""
     parts = []
     for keys, rows in recorded_rows(runs):
         pairs = treatment_pairs(rows)
@@ -50,20 +53,31 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
             for (treatment, trainer), of in pairs.items():
                 with_, without = (recipes.get_indexer(ids) for ids in zip(*of, strict=True))
                 apart = y[with_] - y[without]
-                known = np.isfinite(apart)
-                if not known.any():
+                whole = complete_block(np.isfinite(apart))
+                if not whole[0].size:
                     continue
-                seeds = known.any(axis=0)
-                over = mean_interval(np.nanmean(apart[:, seeds], axis=0)[None]).iloc[0]
+                over = mean_interval(apart[whole].mean(axis=0)[None]).iloc[0]
                 line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "number": number}
-                line |= {"pairs": int(known.any(axis=1).sum()), "seeds": int(over["n"])}
-                line |= {"without": np.where(known, y[without], 0).sum() / known.sum(), "difference": over["mean"]}
+                line |= {"pairs": whole[0].size, "seeds": whole[1].size}
+                line |= {"without": y[without][whole].mean(), "difference": over["mean"]}
                 lines.append(line | {name: over[name] for name in ("low", "high", "p")})
         if lines:
             found = pd.DataFrame(lines)
-            by_definition = found["low"].eq(0) & found["high"].eq(0)  # the gradient's error under a BF16 trainer, say
-            parts.append(found.assign(q=adjusted(found["p"].mask(by_definition)), **keys))
+            parts.append(found.assign(q=adjusted(found["p"]), **keys))
     return stacked(parts, COLUMNS).sort_values([*SETTING, "treatment", "trainer"], kind="stable", ignore_index=True)
+
+
+def complete_block(known: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows and columns of known [pairs, seeds], as indices of what they share, with no hole: where there are some, the
+    pair or the seed that lacks the largest share goes, the seed of two that lack as much, until there is none."""
+    pairs, seeds = np.flatnonzero(known.any(axis=1)), np.flatnonzero(known.any(axis=0))
+    while pairs.size and not (block := known[np.ix_(pairs, seeds)]).all():
+        of_pairs, of_seeds = 1 - block.mean(axis=1), 1 - block.mean(axis=0)
+        if of_pairs.max() > of_seeds.max():
+            pairs = np.delete(pairs, of_pairs.argmax())
+        else:
+            seeds = np.delete(seeds, of_seeds.argmax())
+    return np.ix_(pairs, seeds)  # type: ignore[return-value]
 
 
 def treatment_pairs(rows: pd.DataFrame) -> dict[tuple[str, str], list[tuple[str, str]]]:
@@ -97,6 +111,7 @@ def without_each(recipe: Recipe) -> dict[str, Recipe]:
     fields: dict[str, dict[str, Any]] = {
         f"noise {noise_name(training.noise)}": {"noise": None},
         f"tis {training.tis}": {"tis": None},
+        f"kl {training.kl}": {"kl": None},
         "router replay": {"replay": "none"},
         f"rollout {rollout_name(training.rollout)}": {"rollout": None},
     }

@@ -8,17 +8,19 @@
     entropy_at_reward   the entropy at equal reward
 
 Entropy falls while reward rises, so that a lane that learns less has more of it for that reason alone. The last number
-takes this off, by an analysis of covariance within a seed: over all lanes i of it and steps t,
+takes this off, by an analysis of covariance of two lanes i, this one and BF16's of its seed, over their steps t,
 
     entropy[i, t] = lane[i] + b1 · reward[i, t] + b2 · reward[i, t]²
 
-with slopes that the lanes share; the number is lane[i] + b1 · r + b2 · r², r and r² being means over all of them.
+with slopes that the two share; the number is lane[i] + b1 · r + b2 · r², r and r² being BF16's means. So it depends on
+these two lanes and on no other that a store may have, and BF16's own is its mean entropy. A lane has none where BF16 of
+its seed has no records or diverged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -35,7 +37,7 @@ AVERAGED = ("reward", "entropy", "mismatch_kl", "ratios_clipped", "rerouted", "g
 UPDATES = 100
 """Steps that mismatch_kl_slope is for."""
 LEAST_FREE = 3
-"""Steps of a seed's lanes beyond the unknowns, from which on its entropies are held against rewards."""
+"""Steps of two lanes beyond the unknowns, from which on entropies are held against rewards."""
 
 COLUMNS = [*SETTING, "config_id", "label", "lr", "number", "seeds", "value", "low", "high"]
 COLUMNS += ["pairs", "difference", "difference_low", "difference_high", "p"]
@@ -48,7 +50,8 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     label, lr, number (accuracy, reward, entropy, entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope,
     ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see the module), seeds, value (mean over seeds),
     low, high (95 %; NaN with one seed), pairs (seeds that BF16 has, too), difference (to BF16, seed by seed),
-    difference_low, difference_high (95 %), p (of it against zero). No line where nothing was recorded of rollouts."""
+    difference_low, difference_high (95 %), p (of it against zero); NaN where all seeds tie. No line where nothing was
+    recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
         for number, values in lane_numbers(rows).items():
@@ -100,8 +103,11 @@ def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:
     found = pd.DataFrame(lines, index=rows.index)
     found.insert(0, "accuracy", 1 - rows["loss"])
     found["entropy_at_reward"] = np.nan
-    for _, part in rows.groupby("seed", sort=False):
-        found.loc[part.index, "entropy_at_reward"] = at_equal_reward(list(part["recorded"]))
+    plain = rows[rows["is_baseline"].astype(bool) & ~rows["diverged"]].drop_duplicates("seed")
+    bf16 = plain.set_index("seed")["recorded"]
+    for at, seed, of in zip(rows.index, rows["seed"], rows["recorded"], strict=True):
+        if seed in bf16.index:
+            found.loc[at, "entropy_at_reward"] = at_equal_reward(of, bf16[seed])
     found[rows["diverged"].to_numpy(bool)] = np.nan
     return {str(name): values for name, values in found.items()}
 
@@ -121,26 +127,25 @@ def _of_lane(of: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     return out
 
 
-def at_equal_reward(lanes: Sequence[Mapping[str, NDArray[np.float64]]]) -> NDArray[np.float64]:
-    """`entropy_at_reward` of the lanes of one seed, [lanes]; NaN for one without entropies, and for all where there are
-    too few steps to tell the slopes."""
-    entropies, rewards = ([of.get(name, np.array([])) for of in lanes] for name in ("entropy", "reward"))
-    lengths = [min(len(e), len(r)) for e, r in zip(entropies, rewards, strict=True)]
-    lane = np.repeat(np.arange(len(lanes)), lengths)
-    y, r = (np.concatenate([x[:n] for x, n in zip(of, lengths, strict=True)]) for of in (entropies, rewards))
-    known = np.isfinite(y) & np.isfinite(r)
-    lane, y, x = lane[known], y[known], np.stack([r[known], r[known] ** 2], axis=1)
-    counts = np.bincount(lane, minlength=len(lanes))
-    if len(y) < (counts > 0).sum() + x.shape[1] + LEAST_FREE:
-        return np.full(len(lanes), math.nan)
+def at_equal_reward(lane: Mapping[str, NDArray[np.float64]], bf16: Mapping[str, NDArray[np.float64]]) -> float:
+    """`entropy_at_reward` of a lane beside BF16's of its seed, from what was recorded of both; NaN where there are too
+    few steps to tell the slopes."""
+    (y, x), (y_bf16, x_bf16) = _entropies(lane), _entropies(bf16)
+    if lane is bf16:
+        return float(y.mean()) if len(y) else math.nan
+    if not len(y) or not len(y_bf16) or len(y) + len(y_bf16) < 2 + x.shape[1] + LEAST_FREE:
+        return math.nan
+    away = np.concatenate([x - x.mean(axis=0), x_bf16 - x_bf16.mean(axis=0)])
+    slopes, *_ = np.linalg.lstsq(away, np.concatenate([y - y.mean(), y_bf16 - y_bf16.mean()]), rcond=None)
+    return float(y.mean() - (x.mean(axis=0) - x_bf16.mean(axis=0)) @ slopes)
 
-    def means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        with np.errstate(invalid="ignore"):
-            return np.asarray(np.bincount(lane, values, minlength=len(lanes)) / counts)
 
-    level, at = means(y), np.stack([means(column) for column in x.T], axis=1)
-    slopes, *_ = np.linalg.lstsq(x - at[lane], y - level[lane], rcond=None)
-    return np.asarray(level - (at - x.mean(axis=0)) @ slopes)
+def _entropies(of: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Entropies [steps] and, at the same steps, rewards and their squares [steps, 2]."""
+    y, r = (of.get(name, np.array([])) for name in ("entropy", "reward"))
+    n = min(len(y), len(r))
+    known = np.isfinite(y[:n]) & np.isfinite(r[:n])
+    return y[:n][known], np.stack([r[:n][known], r[:n][known] ** 2], axis=1)
 
 
 def nothing_recorded(runs: pd.DataFrame, store: str) -> str:

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.intervals import CONFIDENCE, known_error
 from fp4dse.results.stats.spread import Spread
 
 Array = NDArray[np.float64]
@@ -57,7 +57,8 @@ class Versus(NamedTuple):
     """Mean over the seeds that both have."""
     pairs: Array
     error: Array
-    """Standard error, 0 where all seeds are equal to the bit, NaN where nothing is known of it."""
+    """Standard error, 0 where all seeds are equal to the bit, NaN where nothing is known of it: also where all seeds of
+    all recipes tie."""
     freedom: Array
     limit: float
     expected: Array
@@ -90,7 +91,7 @@ def versus(
         variance = own + other
         freedom = np.square(variance) / (np.square(own) / freedom + np.square(other) / freedom[reference])
     same = (np.nan_to_num(d) == 0).all(axis=1) & (pairs > 0)
-    error = np.where(same, 0.0, np.sqrt(variance / np.maximum(pairs, 1)))
+    error = np.where(same, 0.0, known_error(np.sqrt(variance / np.maximum(pairs, 1)), difference))
     error[pairs < 2] = np.nan
     freedom = np.where(np.isfinite(freedom), freedom, 1e6)
     if not np.isfinite(spread.error).all():
@@ -126,7 +127,7 @@ def table(found: Versus, margin: float) -> pd.DataFrame:
     difference, error, freedom = found.difference, found.error, found.freedom
     half = np.maximum(found.limit, stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
     with np.errstate(divide="ignore", invalid="ignore"):
-        p = np.where(error == 0, np.where(difference == 0, 1.0, 0.0), 2 * stdtr(freedom, -np.abs(difference) / error))
+        p = np.where(error == 0, 1.0, 2 * stdtr(freedom, -np.abs(difference) / error))
         room = margin - np.abs(difference)
         p_same = np.where(error == 0, np.where(room > 0, 0.0, 1.0), stdtr(freedom, -room / error))
     out = pd.DataFrame({"pairs": found.pairs, "difference": difference, "low": difference - half})

@@ -27,6 +27,8 @@ from fp4dse.results.stats.paired import (
 from fp4dse.results.stats.pareto import front_of_any
 from fp4dse.results.stats.stages import screened
 
+ROLLOUT = "rollout_overhead"
+"""Modelled time that is not in the overhead, where lanes learn from samples of their own: that is the trainer's."""
 LABELS = [
     "recipe_label",
     "recipe_name",
@@ -38,7 +40,7 @@ LABELS = [
     "metric_better",
     "gap_unit",
 ]
-SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of"]))
+SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of", ROLLOUT]))
 """The columns that `summarize` reads."""
 
 
@@ -55,7 +57,9 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     seeds that did not diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper and
     Pearson 1934), p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits, the
     column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
-    and with the worst; NaN where rows have none), on_front, note (why there is no gap or no overhead, else empty).
+    and with the worst; NaN where rows have none), rollout_overhead (of a token of the rollout, modelled, BF16 = 1,
+    where lanes learn from samples of their own, whose overhead is that of the trainer's step alone; else NaN),
+    on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -81,6 +85,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     cost = _on_one_scale(rows, overhead)
     band = BAND if overhead == OVERHEAD else ()
     numbers = {name: rows[name].where(cost.notna()) if name in rows else np.nan for name in band}
+    samples = rows[ROLLOUT].astype(float).where(are_shares(rows)) if ROLLOUT in rows else np.nan
+    numbers |= {ROLLOUT: samples} if overhead != ROLLOUT else {}
     loss, metric = rows["loss"], rows["val_metric"].astype(float).where(rows["loss"].notna())
     means = pd.DataFrame({"cost": cost, **numbers, "val_loss": loss, "val_metric": metric}).groupby(codes).mean()
     out |= {name: means[name] for name in means}
@@ -99,6 +105,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         found = mean_interval(of_seeds)
         if name == "gap":
             out["pairs"] = found["n"]
+            of_itself = out["is_baseline"].astype(bool) & found["n"].gt(1) & found["mean"].eq(0)
+            found[["low", "high"]] = found[["low", "high"]].mask(of_itself, 0.0)
         out[name] = found["mean"].mask(diverged, np.nan if name == "gap_reducible" else np.inf)
         out |= {f"{name}_{end}": found[end].mask(diverged) for end in ("low", "high")}
 
@@ -125,7 +133,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns += ["gap_matched", "gap_matched_low", "gap_matched_high"]
     columns += ["gap_reducible", "gap_reducible_low", "gap_reducible_high"]
     columns += ["survived", "survived_low", "survived_high"]
-    columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band, "on_front", "note"]
+    columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band]
+    columns += [*([ROLLOUT] if overhead != ROLLOUT else []), "on_front", "note"]
     if overhead != "points":
         out[overhead] = out["cost"]
     summary = pd.DataFrame({name: pd.Series(out[name]).array for name in dict.fromkeys([*columns, "setting"])})
@@ -214,7 +223,8 @@ def _p_against_best(
     settings, first = np.unique(setting[order], return_index=True)
     best = chosen[order][first][settings.searchsorted(setting)]
     found = np.full(len(gap), np.nan)
-    found[chosen] = p_value(gaps[chosen] - gaps[best])
+    itself = (chosen == best) & (np.isfinite(gaps[chosen]).sum(axis=1) > 1)
+    found[chosen] = np.where(itself, 1.0, p_value(gaps[chosen] - gaps[best]))
     return found
 
 

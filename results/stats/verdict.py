@@ -31,7 +31,7 @@ from fp4dse.results.text.ratios import best, counted
 VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 """The columns that verdicts are from."""
 
-Against = Literal["worse", "better", "same", "open", "unknown"]
+Against = Literal["worse", "better", "same", "open", "unknown", "tied"]
 
 BF16_WORDS: dict[Against, str] = {
     "worse": "worse than BF16 by more than chance",
@@ -39,6 +39,7 @@ BF16_WORDS: dict[Against, str] = {
     "same": "as good as BF16 within {margin}",
     "open": "not told apart from BF16",
     "unknown": "with one seed nothing can be told apart from BF16",
+    "tied": "not told apart from BF16, from which all seeds differ by the same",
 }
 """`Verdict.bf16` for people; see `bf16_words`."""
 
@@ -298,7 +299,7 @@ def _expected(pick: pd.Series) -> dict[str, float]:
 
 def _against_bf16(gap: dict[str, float], pairs: int, margin: Margin) -> Against:
     if pairs < 2 or math.isnan(gap["gap_low"]):
-        return "unknown"
+        return "unknown" if pairs < 2 else "tied"
     if gap["gap_low"] > -margin.value and gap["gap_high"] < margin.value:
         return "same"
     return "worse" if gap["gap_low"] > 0 else "better" if gap["gap_high"] < 0 else "open"

@@ -19,7 +19,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead, rollout_overhead
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -137,6 +137,11 @@ OUTCOME: dict[str, Column] = {
         TEXT, "packages and versions that the data were made of (`--data python`); null: preset and path say it all"
     ),
     "start_digest": Column(TEXT, "over the weights that all lanes started from (`--from`); null: drawn by the seed"),
+    "start_method": Column(
+        TEXT,
+        "by what these were fitted to a recipe's quantizers (`weights fit`: gptq, block-ap …); null: by nothing, or "
+        "nobody knows, as in rows before schema 16",
+    ),
     "steps": Column(COUNT, "optimizer steps"),
     "parameters": Column(REAL, "of the model, without embeddings and head; null if the task does not say"),
     "tokens": Column(REAL, "that the whole training reads, repeated ones too; null if the task has none"),

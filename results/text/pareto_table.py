@@ -18,6 +18,7 @@ from fp4dse.dse.cost.units import notes
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
+from fp4dse.results.stats.summary import ROLLOUT
 from fp4dse.results.stats.verdict import Confirmed, Verdict, bf16_words
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import (
@@ -40,6 +41,10 @@ BANDED = "In brackets the overhead with better and with worse software; only who
 VERSUS = "vs BF16: the loss on held-out data, with quantizers on and rounding to nearest, against BF16's."
 POINTS_TEXT = "In points: accuracy on held-out data less BF16's, in hundredths; the higher the better."
 IN_BF16 = "in BF16: the same with both models evaluated in BF16."
+TRAINERS_ALONE = (
+    "overhead: of the trainer's step alone, where lanes learn from samples of their own; rollout: what a token of "
+    "these takes (modelled, BF16 = 1)."
+)
 MATCHED = (
     "Some recipes change the optimizer, the clip, the loss scale or the schedule, which may help BF16 as well: "
     "gap_matched (`fp4dse query recipes`) is against BF16 that has them, too, and so are the effects of techniques."
@@ -86,7 +91,7 @@ def pareto_table(
     legend += [BANDED] if any(name in summary and summary[name].notna().any() for name in BAND) else []
     legend += [
         VERSUS,
-        *([POINTS_TEXT] if are_shares(summary).any() else []),
+        *([POINTS_TEXT, TRAINERS_ALONE] if are_shares(summary).any() else []),
         *([IN_BF16] if _has_bf16(summary) else []),
         *([MATCHED] if _is_matched(summary) else []),
     ]
@@ -174,7 +179,8 @@ def _cost(verdict: Verdict) -> str:
     if verdict.config_id is None or math.isnan(overhead):
         return ""
     of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
-    return f"{share_with_band(overhead, band)} of BF16's modelled step time{of}."
+    alone = ", the trainer's alone: what its rollouts take is not in it" if verdict.unit == POINTS else ""
+    return f"{share_with_band(overhead, band)} of BF16's modelled step time{of}{alone}."
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
@@ -234,7 +240,7 @@ def gap_text(line: pd.Series) -> tuple[str, str]:
     if line["note"]:
         return line["note"], ""
     bounds = change_range(line["gap"], line["gap_low"], line["gap_high"])
-    return change(line["gap"]), bounds or counted(line["pairs"], "seed")
+    return change(line["gap"]), bounds or ("seeds tie" if line["pairs"] > 1 else counted(line["pairs"], "seed"))
 
 
 def change_or_dash(gap: float) -> str:
@@ -272,14 +278,17 @@ def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) ->
     title = metric_title(lines)
     result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
     has_bf16 = _has_bf16(lines)
-    heads = ["", "vs BF16", "95 % interval", *(["in BF16"] if has_bf16 else []), "overhead", result, "lr", "recipe"]
+    samples = are_shares(lines).any()
+    heads = ["", "vs BF16", "95 % interval", *(["in BF16"] if has_bf16 else []), "overhead"]
+    heads += [*(["rollout"] if samples else []), result, "lr", "recipe"]
     rows = [heads]
     for index, line in shown.iterrows():
         names = (called.of(tried.loc[twin, "label"]) for twin in alike[duplicates[index]])
         recipe = _all_recipes(sorted(names, key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         gaps = [*gap_text(line), *([change_or_dash(line["gap_bf16"])] if has_bf16 else [])]
-        rows.append([mark, *gaps, _overhead(line), number(line[value]), lr, recipe])
+        costs = [_overhead(line), *([_of_rollout(line)] if samples else [])]
+        rows.append([mark, *gaps, *costs, number(line[value]), lr, recipe])
     if lines["lr"].nunique() == 1:  # BF16's line above has it
         rows = [[*row[:-2], row[-1]] for row in rows]
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -297,7 +306,7 @@ def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) ->
 def _duplicates(tried: pd.DataFrame) -> pd.Series:
     """A number for each recipe, the same for those that trained to the same bits at the same cost: with and without a
     loss scale of 2^10, say."""
-    same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD) if name in tried]
+    same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD, ROLLOUT) if name in tried]
     trained = tried.groupby(same, sort=False, dropna=False).ngroup()
     return trained.where(np.isfinite(tried["gap"].astype(float)), -1 - np.arange(len(tried)))
 
@@ -324,6 +333,12 @@ def _overhead(line: pd.Series) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return share_with_band(value, [end for name in BAND if math.isfinite(end := line.get(name, math.nan))])
+
+
+def _of_rollout(line: pd.Series) -> str:
+    """`0.63`, or a dash. line: of summarize."""
+    value = line.get(ROLLOUT)
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
 def metric_title(frame: pd.DataFrame) -> str | None:

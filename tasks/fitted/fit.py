@@ -122,7 +122,10 @@ def fit_layer(population: Population, layer: QuantLinear, method: str, batches: 
     here = population.numerics.recipes[0].at(layer.place).fprop
     rotation = _Rotation(here.rotation, layer)
     if method == "mr-gptq" and here.rotation is None:
-        raise ConfigError("fprop.rotation", "none", "a Hadamard rotation with fixed signs or none (for mr-gptq)")
+        accepted = (
+            "for mr-gptq a rotation, whose signs are not drawn: hadamard32 or fixed32, say, in the recipe's fprop; "
+        )
+        raise ConfigError("fprop.rotation", "none", f"{accepted}--method gptq fits without one")
     with _moments(layer, rotation) as found:
         for inputs in batches:
             with torch.no_grad(), evaluating(population, "quantized"):

@@ -87,7 +87,12 @@ class Rollouts:
         b, t = plan.prompts * plan.samples, problems.answer_length
         self.inputs = torch.zeros(lanes, b, problems.prompt_length + t - 1, dtype=torch.int64, device=device)
         answers = torch.zeros(lanes, b, t, dtype=torch.int64, device=device)
-        self.target = Target(answers, *(torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:]))
+        holds = [recipe.training.kl for recipe in numerics.recipes]
+        kl = torch.tensor([plan.clip.kl if of is None else of for of in holds], device=device)
+        held = any(plan.clip.kl if of is None else of for of in holds)
+        kl = kl.view(-1, 1, 1).repeat(1, b, 1 if held else 0)
+        zeros = (torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:-1])
+        self.target = Target._make([answers, *zeros, kl])
         self.error = torch.zeros(lanes, device=device)
         shape = model.blocks[0].shape if isinstance(model.blocks[0], Block) else None
         self.routes: Tensor | None = None
@@ -101,7 +106,7 @@ class Rollouts:
         bounds = [recipe.training.tis for recipe in numerics.recipes]
         self.tis = torch.tensor([torch.inf if bound is None else bound for bound in bounds], device=device)
         self.corrects = torch.tensor([bound is not None for bound in bounds], device=device)
-        self.reference = {name: p.detach().clone() for name, p in model.named_parameters()} if plan.clip.kl else {}
+        self.reference = {name: p.detach().clone() for name, p in model.named_parameters()} if held else {}
 
     def _of_rollout(self) -> LaneNumerics:
         """The numerics of rollouts: the trainer's, or others if a lane has a rollout of its own. The other lanes then
@@ -263,7 +268,9 @@ class Rollouts:
 
     def state(self) -> dict[str, Tensor]:
         """Buffers, statistics and the reference policy."""
-        parts = {"target": self.target._asdict(), "recorded": self.recorded, "reference": self.reference}
+        target = self.target._asdict()
+        del target["kl"]  # it is the recipe's
+        parts = {"target": target, "recorded": self.recorded, "reference": self.reference}
         out = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()}
         routes = {} if self.routes is None else {"routes": self.routes}
         return out | routes | {"inputs": self.inputs, "error": self.error}

@@ -27,7 +27,7 @@ EPS = 1e-4
 
 class Clip(msgspec.Struct, frozen=True):
     """Numbers of the loss. low, high: bounds of ρ below and above 1; DAPO's clip-higher has high = 0.28. kl: weight of
-    the divergence from the base policy."""
+    the divergence from the base policy, of lanes whose recipes have none (`training.kl`)."""
 
     low: float = 0.2
     high: float = 0.2
@@ -43,6 +43,7 @@ class Target(NamedTuple):
     weight      w
     share       tokens of a minibatch over those that count, 0 for tokens behind an answer's end: the mean over all
                 tokens is that over those that count
+    kl          its weight, of each lane, in each of its answers: [L, B, 1], or [L, B, 0] where no lane has one
     """
 
     tokens: Tensor
@@ -51,6 +52,7 @@ class Target(NamedTuple):
     advantage: Tensor
     weight: Tensor
     share: Tensor
+    kl: Tensor
 
 
 def advantages(rewards: Tensor) -> Tensor:
@@ -79,8 +81,10 @@ def token_loss(log_p: Tensor, target: Target, clip: Clip) -> Tensor:
     ratio = (log_p - target.log_old).exp()
     clipped = ratio.clamp(1 - clip.low, 1 + clip.high)
     loss = -torch.minimum(ratio * target.advantage, clipped * target.advantage) * target.weight
-    if clip.kl:
-        loss = loss + clip.kl * k3(target.log_ref - log_p)
+    if target.kl.shape[2]:
+        has = target.kl > 0
+        away = torch.where(has, target.log_ref - log_p, 0.0)  # a lane without it gets nothing of it, NaN neither
+        loss = torch.where(has, loss + target.kl * k3(away), loss)
     return torch.where(target.share > 0, loss * target.share, 0.0)
 
 

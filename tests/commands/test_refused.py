@@ -46,6 +46,11 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(run):
         (["tensor", "few.npy"], ["few.npy"]),
         (["tensor", "one.npy", "--quantizer", "nvfp5"], ["nvfp5", "nvfp4"]),
         (["tensor", "one.npy", "--plot", "error.png"], ["--plot", "error.png", ".html"]),
+        (
+            ["sweep", "finetune", "--task", "finetune:smoke", "--from", "a.safetensors", "--from", "b.safetensors"],
+            ["--from", "'a.safetensors and b.safetensors'", "one", "repeat the command"],
+        ),
+        (["weights", "fit", "language:smoke", "--from", ""], ["--from", "not empty"]),
         (["status"], ["--store", "quickstart"]),
         (["status", "--store", "nowhere"], ["nowhere"]),
         (["report", "--store", "nowhere"], ["nowhere"]),

@@ -288,7 +288,7 @@ def test_every_axis_has_its_typed_column(recipe):
         name: name
         for name in (*words, "ramping", "rollout", "noise", "distill", "trains", "replay", "coreset", "inject")
     }
-    of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
+    of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis", "kl"), "number")
     of_recipe |= {"loss_scale_growth": "steps"}
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():

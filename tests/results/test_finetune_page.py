@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fp4dse.dse import recipe_to_dict
 from fp4dse.results import open_store
 from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.sweeps.arguments import find_space
 
 DOCS = Path(__file__).parents[2] / "docs"
 COLUMNS = [
@@ -138,3 +140,15 @@ def test_lanes_of_a_seed_began_alike(store):
     first = store.sql("SELECT recipe, recipe_label, seed, curve_loss[1] AS loss FROM curves JOIN runs USING (run_id)")
     first["rounded"] = first["recipe_label"].str.replace(r", (backward.*|untrained)$", "", regex=True)
     assert (first.groupby(["rounded", "seed"])["loss"].nunique() == 1).all()
+
+
+def test_the_command_of_coresets_has_what_they_are_measured_from(page):
+    """Each recipe that trains beside one of the same forward pass that does not, or `recovered` is empty."""
+    [command] = [line.split() for line in page.splitlines() if "training.coreset" in line and "fp4dse sweep" in line]
+    axes = [command[at + 1] for at, word in enumerate(command) if word == "-a"]
+    recipes = [recipe.canonical() for recipe in find_space(command[2], axes).recipes()]
+    untrained = [recipe.fprop for recipe in recipes if recipe.training.trains == "none"]
+    trained = [recipe for recipe in recipes if recipe.training.trains == "all"]
+    assert {recipe_to_dict(recipe).get("training", {}).get("coreset") is None for recipe in trained} == {True, False}
+    assert len(trained) == 3
+    assert all(recipe.fprop in untrained for recipe in trained)

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
 from fp4dse.dse import Space
 from fp4dse.results import open_store
@@ -11,6 +13,7 @@ from fp4dse.sweeps import estimate as module
 from fp4dse.sweeps import plan_sweep, run_sweep
 from fp4dse.sweeps.estimate import Pace, estimate
 from fp4dse.sweeps.setting import find_setting
+from fp4dse.tasks import get_task
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 TASKS = [("regression", "quickstart")]
@@ -66,3 +69,39 @@ def test_a_calibration_trains_briefly_in_a_process_of_its_own(tmp_path):
     assert pace.lane_s > 0
     assert 50 << 20 < pace.base_bytes < 8 << 30
     assert "6 lanes, 24 steps" in pace.source
+
+
+def test_a_task_with_a_base_of_its_own_is_calibrated_without_training_it():
+    """Times do not depend on what weights say, and a base takes minutes, in which an estimate would say nothing."""
+
+    def trained(seeds, device):
+        pytest.fail("trained a base")
+
+    for name in ("rl", "finetune"):
+        asked = get_task(name, "smoke")
+        task = module.brief(msgspec.structs.replace(asked, pretrain=trained))
+        made, drawn = task.pretrain([0, 1], "cpu"), asked.problem([0, 1]).init
+        assert all(torch.equal(made[key], drawn[key]) for key in drawn)
+        assert task.has_teacher == asked.has_teacher
+    small = get_task("rl", "small")
+    assert module.brief(small).problem([0]).val_x.shape[1] == module.SAMPLING_HELD_OUT
+    assert small.problem([0]).val_x.shape[1] > module.SAMPLING_HELD_OUT
+    plain = get_task("regression", "smoke")
+    assert module.brief(plain).problem is plain.problem
+    assert module.brief(plain).pretrain is None
+
+
+def test_a_calibration_of_rollouts_trains_few_lanes_and_no_base(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = plan_sweep(SPACE, tasks=[("rl", "smoke")], store=tmp_path / "none", jobs=1)
+    pace = module.calibrate(plan.jobs[-1], 32)
+    assert pace.lane_s > 0
+    assert "2 lanes, 12 steps; not in it: the base" in pace.source
+    assert not list(tmp_path.rglob("base-*"))
+
+
+def test_an_estimate_says_before_it_trains(monkeypatch):
+    monkeypatch.setattr(module, "calibrate", lambda *_: Pace(10.0, 2.0, 100.0, 5.0, "here"))
+    said = []
+    estimate(plan_sweep(SPACE, tasks=TASKS, seeds=[0], jobs=1), find_setting(TASKS, jobs=1), report=said.append)
+    assert said == ["regression:quickstart: nothing is stored of it here; a few lanes are trained briefly"]

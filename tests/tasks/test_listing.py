@@ -18,6 +18,13 @@ def test_every_preset_is_listed_with_its_parameters_or_the_data_that_it_needs():
     assert "memorises" in listed["vision:small"].note
 
 
+def test_every_preset_that_shows_that_a_recipe_trains_has_its_seconds_on_a_cpu():
+    """Without a number the list says that it is for a GPU, which a smoke preset never is."""
+    smoke = {f"{task}:{preset}" for task, presets in TASKS.items() for preset in presets if preset.endswith("smoke")}
+    assert smoke <= set(SECONDS)
+    assert max(SECONDS[name] for name in smoke) < 10
+
+
 def test_the_size_of_a_regression_is_that_of_its_weights():
     for preset in ("smoke", "small", "mlp", "gaussian-smoke"):
         task = TASKS["regression"][preset]

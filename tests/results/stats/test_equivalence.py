@@ -145,3 +145,18 @@ def test_labels_with_commas_stand_in_quotes(runs):
     a, b = (Recipe.named(name) for name in ("nvfp4", "nvfp4-sr"))
     said = compare(runs(nvfp4=[0.5, 0.6], **{"nvfp4-sr": [0.6, 0.5]}), a.config_id, b.config_id)["verdict"].iloc[0]
     assert f'nvfp4 and "{b.label()}" are not told apart' in said
+
+
+@pytest.mark.parametrize(("seeds", "rule"), [(4, "t-test"), (40, "bootstrap")])
+def test_the_interval_the_verdict_and_p_are_of_one_rule_which_the_sentence_names(runs, seeds, rule):
+    """A skewed loss: the bootstrap tells what the t-test does not, and must not stand beside its p."""
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    told = 0
+    for seed in range(40):
+        apart = np.random.default_rng(seed).gamma(0.3, 0.02, seeds) - 0.0025
+        line = compare(runs(nvfp4=0.5 * np.exp(apart), mxfp4=np.full(seeds, 0.5)), *ids, margin=1e-6).iloc[0]
+        better = "has a lower loss than" in line["verdict"]
+        assert better == (line["p"] < 0.05) == (line["low"] > 0 or line["high"] < 0)
+        assert f"by the {rule} of {seeds} paired seeds" in line["verdict"]
+        told += better
+    assert 0 < told < 40

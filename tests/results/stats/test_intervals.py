@@ -51,7 +51,7 @@ def test_a_plain_percentile_bootstrap_would_not_do_at_three_seeds():
 
 def test_the_bootstrap_has_the_width_of_the_t_interval_where_that_is_right():
     values = np.random.default_rng(4).normal(size=(200, BOOTSTRAP_FROM))
-    low, high = bootstrap(values).T
+    low, high, _ = bootstrap(values, p_value(values)).T
     t = 2 * half_width(values.std(axis=1, ddof=1), np.full(200, BOOTSTRAP_FROM))
     assert np.mean((high - low) / t) == pytest.approx(1, abs=0.02)
 
@@ -79,3 +79,35 @@ def test_holm_is_its_definition():
 def test_holm_claims_falsely_in_no_more_than_5_of_100_experiments():
     p = np.random.default_rng(6).random((2000, 20))
     assert np.mean([holm(row).min() < 0.05 for row in p]) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_a_few_equal_values_have_neither_an_interval_nor_a_p():
+    """Accuracies are counts: two or three seeds tie by chance, and know nothing of their spread."""
+    ties = np.array([[0.0195, 0.0195, 0.0195], [0.43 - 0.41, 0.53 - 0.51, np.nan], [0.0, 0.0, 0.0]])
+    found = mean_interval(ties)
+    assert found["mean"].tolist() == pytest.approx([0.0195, 0.02, 0.0])
+    assert found[["low", "high", "p"]].isna().all(axis=None)
+    assert np.isnan(p_value(ties)).all()
+    many = mean_interval(np.full((1, BOOTSTRAP_FROM), 0.25)).iloc[0]
+    assert many["low"] == many["high"] == 0.25
+    assert many["p"] < 0.001
+
+
+@pytest.mark.parametrize("n", [3, 29, 30, 64])
+def test_p_is_below_5_percent_where_the_interval_leaves_out_zero(n):
+    rng = np.random.default_rng(n)
+    values = np.round(
+        rng.gamma(1.0, 1.0, (EXPERIMENTS, n)) - 1 + 2 / np.sqrt(n) * rng.choice([-1, 1], (EXPERIMENTS, 1)), 1
+    )
+    found = mean_interval(values)
+    apart = found["low"].gt(0) | found["high"].lt(0)
+    assert 0.2 < apart.mean() < 0.8
+    assert found["p"].lt(0.05).eq(apart).all()
+
+
+def test_p_of_many_seeds_is_that_of_the_t_test_where_that_is_right():
+    values = np.random.default_rng(7).normal(0.2, 1.0, (500, 64))
+    truth = scipy.stats.ttest_1samp(values, 0, axis=1).pvalue
+    plain = truth > 0.005
+    assert np.abs(p_value(values) / truth - 1)[plain].mean() < 0.15
+    assert p_value(values + 3.0).max() < 1e-9

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fp4dse.dse import ConfigError
-from fp4dse.results import marginal, neighbours
+from fp4dse.results import against, effects, marginal, neighbours
 from fp4dse.results.bench.generated import generated
 
 SR, RHT = "*.g.rounding", "wgrad.rotation"
@@ -70,3 +70,19 @@ def test_equal_neighbours_of_the_best_recipe_are_told_from_it_in_one_study_of_tw
         best = losses.drop(equal.loc[equal["is_baseline"], "config_id"].unique()).idxmin()
         told += neighbours(equal, best)["verdict"].isin(["lower", "higher"]).any()
     assert told <= 2  # 5 % of 10, and three standard errors
+
+
+def test_matches_whose_seeds_tie_have_no_interval_and_no_part_in_the_family():
+    """A difference that is the same on three seeds, of one factor alone, so that nothing is pooled with it."""
+    runs = generated((SR,), truth=lambda codes: 0.3 + 0.02 * codes[SR], noise=0.0)
+    [found] = marginal(runs).to_dict("records")
+    assert found["difference"] == pytest.approx(0.02)
+    assert np.isnan([found[name] for name in ("low", "high", "p", "q")]).all()
+    of_model = effects(runs)
+    told = of_model[of_model["level"].eq("stochastic") & of_model["kind"].eq("main")].iloc[0]
+    assert told["effect"] != 0
+    assert told[["p", "q"]].isna().all()
+    lines = against(runs)
+    other = lines[lines["label"].ne("bf16")].iloc[0]
+    assert other["verdict"] == "open"
+    assert np.isnan(other["p"])

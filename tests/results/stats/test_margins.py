@@ -75,7 +75,11 @@ def test_a_law_over_sizes_gives_each_size_its_own_margin(world):
 def stored(store, row, slope: float | None) -> None:
     own = curve(slope, 0.5) if slope is not None else {"curve_step": [], "curve_loss": []}
     losses = {"bf16": 0.5, "nvfp4": 0.5004, "mxfp4": 0.504}
-    store.add([row(name, s, loss * (1 + 1e-4 * s), **own) for name, loss in losses.items() for s in range(4)], "job")
+    seeds = {
+        name: loss * (1 + 1e-4 * np.arange(4) + 1e-5 * np.sin(np.arange(4) * 1e3 * loss))
+        for name, loss in losses.items()
+    }
+    store.add([row(name, s, loss, **own) for name, of in seeds.items() for s, loss in enumerate(of)], "job")
 
 
 def test_the_verdict_goes_by_the_margin_of_the_store_and_says_where_it_is_from(store, row, tmp_path):

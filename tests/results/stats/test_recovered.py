@@ -10,6 +10,7 @@ from scipy import stats
 from fp4dse.dse import Recipe, recipe_from_dict
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
+from fp4dse.results.report import write_report
 from fp4dse.results.stats.recovered import ratio, recovered
 from fp4dse.results.views import VIEWS_READ
 
@@ -94,6 +95,37 @@ def test_where_nothing_was_lost_for_sure_the_interval_has_no_ends():
     assert math.isnan(ratio(np.array([1.0, 1.0]), np.array([0.0, 0.0]))[0])
 
 
+def test_pairs_that_tie_have_no_interval():
+    share, low, high = ratio(np.array([0.43, 0.53]) - 0.41 - np.array([0, 0.1]), np.array([0.04, 0.04]))
+    assert share == pytest.approx(0.5)
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
 def test_rows_of_recipes_that_only_differ_in_training_have_one_ptq():
     other = msgspec.structs.replace(recipe(), training=Training(weight_decay=0.1))
     assert other.canonical().fprop == recipe(trains="none").canonical().fprop
+
+
+def test_lines_say_the_weights_that_they_are_measured_from_and_mix_none(tmp_path, row):
+    """Of GPTQ's weights what is lost is another thing than of the base, and so is a share of it."""
+    store = open_store(tmp_path / "store", create=True)
+    starts = {"base": {}, "gptq": {"start_digest": "12345678" * 2, "start_method": "gptq"}}
+    starts["other"] = {"start_digest": "abcdef01" * 2}
+    for number, (name, of) in enumerate(starts.items()):
+        lost = 0.1 / (1 + number)
+        done = [(Recipe.named("bf16"), 0.0), (recipe(trains="none"), lost), (recipe(), lost / 2 + 0.001)]
+        for which, above in done:
+            rows = [row(which, seed, 2 + 0.1 * seed + above, dataset_digest=name, **of) for seed in SEEDS]
+            store.add([{**line, "val_loss_bf16": 2 + 0.1 * line["seed"]} for line in rows], "job")
+    lines = store.sql("FROM recovered").set_index("start")
+    assert lines["lost"].to_dict() == pytest.approx({"the base": 0.1, "gptq": 0.05, "weights abcdef01": 0.1 / 3})
+    untrained = recipe(trains="none").label()
+    assert lines.loc["gptq", "ptq_label"] == f"gptq: {untrained}"
+    assert lines.loc["the base", "ptq_label"] == untrained
+    assert lines["pairs"].eq(len(SEEDS)).all()
+    assert lines.loc["gptq", "of_base"] == pytest.approx(0.5 - 0.001 / 0.05)
+    write_report(store, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Measured from <b>gptq</b>, given by <code>--from</code>" in page
+    assert "Measured from the task's own base, rounded to nearest" in page

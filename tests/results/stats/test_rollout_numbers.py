@@ -10,7 +10,14 @@ from fp4dse.dse.inject import INJECT_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
-from fp4dse.results.stats.rollout_effects import rollout_effects, trainer_of, treatment_pairs, without_each
+from fp4dse.results.stats.intervals import adjusted
+from fp4dse.results.stats.rollout_effects import (
+    complete_block,
+    rollout_effects,
+    trainer_of,
+    treatment_pairs,
+    without_each,
+)
 from fp4dse.results.stats.rollout_numbers import at_equal_reward, nothing_recorded, recorded_rows, rollout_numbers
 from fp4dse.results.views import MORE_READ, columns_read
 from fp4dse.sweeps.arguments import find_space
@@ -57,7 +64,7 @@ def series(reward=0.0, **numbers):
 
 def test_values_and_differences_to_bf16_are_paired_by_seed(stored):
     def of(apart):
-        return lambda seed: series(mismatch_kl=apart + seed + 0.02 * STEPS, gradient_error=1.0)
+        return lambda seed: series(mismatch_kl=apart * (1 + 1e-7 * seed) + seed + 0.02 * STEPS, gradient_error=1.0)
 
     _, runs = stored({BF16: of(0.0), fixed(): of(0.5)}, lambda recipe, seed: 0.2 + (recipe != BF16) * 0.01 * seed)
     lines = rollout_numbers(runs).set_index(["label", "number"])
@@ -110,24 +117,52 @@ def test_the_slope_is_that_of_least_squares_over_what_was_recorded(stored):
 
 
 def test_entropy_at_equal_reward_is_that_of_a_regression_with_a_column_a_lane():
-    """numpy's least squares of the whole design, dummies and all, and lanes that learn at different speeds."""
+    """numpy's least squares of the whole design, dummies and all, of two lanes that learn at different speeds."""
     rng = np.random.default_rng(1)
-    true = [0.0, 0.1, -0.05]
-    rewards = [0.3 + speed * STEPS + 0.01 * rng.random(len(STEPS)) for speed in (0.002, 0.01, 0.006)]
+    true = [0.0, 0.1]
+    rewards = [0.3 + speed * STEPS + 0.01 * rng.random(len(STEPS)) for speed in (0.002, 0.01)]
     lanes = [{"reward": r, "entropy": 1 - r + 0.5 * r**2 + of} for r, of in zip(rewards, true, strict=True)]
-    found = at_equal_reward(lanes)
-    assert np.diff(found) == pytest.approx(np.diff(true)), "exact where the model is true"
-    for lane in lanes:
-        lane["entropy"] = lane["entropy"] + 0.1 * rng.standard_normal(len(STEPS))
-    lanes[1]["entropy"][3] = np.nan
-    y, r = (np.concatenate([lane[name] for lane in lanes]) for name in ("entropy", "reward"))
-    design = np.column_stack([np.repeat(np.eye(3), len(STEPS), axis=0), r, r**2])
+    bf16, lane = lanes
+    assert at_equal_reward(lane, bf16) - at_equal_reward(bf16, bf16) == pytest.approx(0.1), "exact where it is true"
+    for of in lanes:
+        of["entropy"] = of["entropy"] + 0.1 * rng.standard_normal(len(STEPS))
+    lane["entropy"][3] = np.nan
+    y, r = (np.concatenate([of[name] for of in lanes]) for name in ("entropy", "reward"))
+    design = np.column_stack([np.repeat(np.eye(2), len(STEPS), axis=0), r, r**2])
     there = np.isfinite(y)
     whole, *_ = np.linalg.lstsq(design[there], y[there], rcond=None)
-    middle = np.array([r[there].mean(), (r[there] ** 2).mean()])
-    assert at_equal_reward(lanes) == pytest.approx(whole[:3] + whole[3:] @ middle)
-    assert np.isnan(at_equal_reward([{name: lane[name][:2] for name in lane} for lane in lanes])).all()
-    assert np.isnan(at_equal_reward([*lanes, {}])).tolist() == [False, False, False, True]
+    of_bf16 = np.array([rewards[0].mean(), (rewards[0] ** 2).mean()])
+    assert at_equal_reward(lane, bf16) == pytest.approx(whole[1] + whole[2:] @ of_bf16)
+    assert at_equal_reward(bf16, bf16) == pytest.approx(bf16["entropy"].mean())
+    few = [{name: of[name][:3] for name in of} for of in lanes]
+    assert np.isnan([at_equal_reward(*few[::-1]), at_equal_reward({}, bf16), at_equal_reward(lane, {})]).all()
+
+
+def test_entropy_at_equal_reward_does_not_depend_on_what_else_the_store_has(stored, row, tmp_path):
+    """A lane that collapses has the slopes of its own pair and of no other."""
+    rng = np.random.default_rng(3)
+
+    def of(speed, more=0.0):
+        def made(seed):
+            reward = 0.3 + 0.01 * seed + speed * STEPS
+            noise = 0.05 * np.random.default_rng(seed).standard_normal(len(STEPS))
+            return {"reward": reward.tolist(), "entropy": (1 - reward + 0.3 * reward**2 + more + noise).tolist()}
+
+        return made
+
+    def collapsed(seed):
+        return {"reward": (0.3 - 0.007 * STEPS).tolist(), "entropy": (2 + rng.random(len(STEPS))).tolist()}
+
+    lanes, asked = {BF16: of(0.01), fixed(): of(0.004, 0.1)}, "FROM rollout_numbers WHERE number = 'entropy_at_reward'"
+    alone = open_store(tmp_path / "alone", create=True)
+    beside, _ = stored(lanes | {fixed("macro"): collapsed})
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    for recipe, made in lanes.items():
+        rows = [row(recipe, seed, 0.2, recorded={"step": STEPS.tolist(), **made(seed)}, **of_rl) for seed in SEEDS]
+        alone.add(rows, "job")
+    found = [store.sql(asked).set_index("label")["value"] for store in (alone, beside)]
+    assert found[0].to_dict() == pytest.approx(found[1].loc[found[0].index].to_dict())
+    assert len(found[1]) == 3
 
 
 def test_a_lane_that_learns_less_has_more_entropy_but_not_at_equal_reward(stored):
@@ -233,3 +268,62 @@ def test_a_diverged_lane_has_no_numbers_and_leaves_those_of_others(stored):
         {BF16: lambda seed: series(), lose: lambda seed: series()}, lambda r, s: None if r == lose else 0.2
     )
     assert set(rollout_numbers(runs)["label"]) == {"bf16"}
+
+
+def test_seeds_that_tie_give_neither_an_interval_nor_a_place_among_the_claims(stored):
+    """Accuracies are counts of solved problems: each seed solves 8 of 4,096 more, by chance, and p is not 0."""
+
+    def loss(recipe, seed):
+        return (512 + 40 * seed - 8 * (recipe != BF16) - 8 * (recipe == fixed("macro"))) / 4096
+
+    def of(apart):
+        return lambda seed: series(mismatch_kl=apart * (1 + 0.5 * seed), gradient_error=0.0)
+
+    _, runs = stored({BF16: of(0.1), fixed(): of(0.2), fixed("macro"): of(0.1)}, loss)
+    numbers = rollout_numbers(runs).set_index(["label", "number"]).loc[("mxfp4-rceil", "accuracy")]
+    assert numbers["difference"] == pytest.approx(8 / 4096)
+    assert numbers[["difference_low", "difference_high", "p"]].isna().all()
+    lines = rollout_effects(runs).query("treatment == 'macro blocks'").set_index("number")
+    assert lines.loc["accuracy", "difference"] == pytest.approx(8 / 4096)
+    for number in ("accuracy", "gradient_error"):
+        assert lines.loc[number, ["low", "high", "p", "q"]].isna().all()
+    told = lines[lines["p"].notna()]
+    assert {"mismatch_kl", "mismatch_kl_max"} <= set(told.index)
+    assert told["q"].tolist() == pytest.approx(adjusted(told["p"]))
+
+
+def test_seeds_of_an_effect_are_of_the_same_pairs(stored):
+    """A lane is missing: pairs differ, so that the mean of a seed over the others would be of another thing."""
+    lanes = {}
+    for outliers in ("none", "residual"):
+        for noise in ("none", "weights"):
+            for scaling in ("amax", "macro"):
+                size = 0.1 + 0.9 * (outliers == "residual")  # of the effect of macro blocks: it differs by pair
+                by = size * (scaling == "macro")
+                lanes[fixed(scaling, outliers, noise)] = lambda seed, by=by: series(
+                    mismatch_kl=by + 0.01 * seed * (1 + by)
+                )
+    _, runs = stored({BF16: lambda seed: series(mismatch_kl=0.0), **lanes})
+    gone = runs["config_id"].eq(fixed("macro", "residual").config_id) & runs["seed"].eq(0)
+    line = rollout_effects(runs[~gone]).set_index(["treatment", "number"]).loc[("macro blocks", "mismatch_kl")]
+    assert (line["pairs"], line["seeds"]) == (4, 3)
+    each = {seed: np.mean([0.1, 0.1, 1.0, 1.0]) * (1 + 0.01 * seed) for seed in SEEDS}
+    assert line["difference"] == pytest.approx(np.mean([each[seed] for seed in (1, 2, 3)]))
+    assert line["high"] - line["low"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("known", "pairs", "seeds"),
+    [
+        (["111", "111"], [0, 1], [0, 1, 2]),
+        (["111", "000", "111"], [0, 2], [0, 1, 2]),
+        (["11110", "11111", "11111"], [0, 1, 2], [0, 1, 2, 3]),
+        (["110", "111", "111", "111"], [1, 2, 3], [0, 1, 2]),
+        (["110", "110", "111"], [0, 1, 2], [0, 1]),
+        (["10", "01"], [1], [1]),
+        (["00"], [], []),
+    ],
+)
+def test_the_block_without_holes(known, pairs, seeds):
+    rows, columns = complete_block(np.array([[mark == "1" for mark in row] for row in known]))
+    assert (rows.ravel().tolist(), columns.ravel().tolist()) == (pairs, seeds)

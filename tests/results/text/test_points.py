@@ -3,10 +3,15 @@
 import math
 import re
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
+from fp4dse.dse import Recipe
+from fp4dse.dse.cost import rollout_overhead
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Training
 from fp4dse.results import compare, noise_floor, summarize
 from fp4dse.results.report import write_report
 from fp4dse.results.stats.levels import units
@@ -161,3 +166,49 @@ def test_numbers_in_points():
         assert (size(0.007), fine_change(0.00012)) == ("0.7 points", "-0.012 points")
         assert (change(math.nan), change_range(0.1, math.nan, 0.2)) == ("–", "")
     assert change(0.032) == "+3.25 %"
+
+
+def test_accuracies_that_tie_on_every_seed_are_not_told_apart_and_not_the_same(store, row, compared):
+    """They are counts over held-out problems: +0.2 points on each of two seeds, or 0 on each, is chance."""
+    solved = {"bf16": (0.7, 0.75), "nvfp4": (0.702, 0.752), "mxfp4": (0.7, 0.75)}
+    store.add([row(name, s, 1 - a, **RL) for name, of in solved.items() for s, a in enumerate(of)], "job")
+    for other, by in (("nvfp4", r"\+0.20"), ("mxfp4", r"[+-]?0.00")):
+        said = compared(store, other, "bf16", "0.7 points")
+        assert re.search(
+            rf"not told apart: the accuracy of the first is at {by} points on each of 2 paired seeds", said
+        )
+    lines = store.sql("FROM versus_best WHERE label <> 'mxfp4' ORDER BY label")
+    assert not lines["verdict"].isin(["same", "higher", "lower"]).any()
+    assert lines[["p", "p_same"]].isna().all(axis=None)
+    gaps = store.sql("FROM recipes").set_index("name")
+    assert gaps.loc[["nvfp4", "mxfp4"], ["gap_low", "gap_high"]].isna().all(axis=None)
+    assert gaps.loc["bf16", ["gap_low", "gap_high"]].eq(0).all()
+
+
+def test_what_rollouts_take_stands_beside_an_overhead_that_does_not_have_it(store, row, tmp_path):
+    """`bf16, rollout mxfp4-rceil` has an overhead of 1: the trainer's step is BF16's."""
+    bf16 = Recipe.named("bf16")
+    sampled = msgspec.structs.replace(bf16, training=Training(rollout=ROLLOUT_NAMES["mxfp4-rceil"]))
+    recipes = {bf16: 0.2, sampled: 0.21, Recipe.named("mxfp4"): 0.25}
+    store.add([row(of, s, loss + 0.01 * s**2, **RL) for of, loss in recipes.items() for s in range(3)], "job")
+    store.add([row("nvfp4", 0, 0.5), row("bf16", 0, 0.5)], "other")
+    lines = store.sql("FROM recipes").set_index("label")
+    assert lines.loc["bf16, rollout mxfp4-rceil", "overhead"] == 1
+    assert lines.loc["bf16, rollout mxfp4-rceil", "rollout_overhead"] == pytest.approx(rollout_overhead(sampled))
+    assert rollout_overhead(sampled) < 1
+    assert math.isnan(lines.loc["nvfp4", "rollout_overhead"])
+    runs = store.runs(margins=True)
+    blocks = pareto_table(summarize(runs), noise_floor(runs), verdicts=verdicts(runs), width=200).split("\n\n\n")
+    [rl] = [block for block in blocks if block.startswith("rl (small)")]
+    [other] = [block for block in blocks if not block.startswith("rl (small)")]
+    [line] = [line.split() for line in rl.splitlines() if line.endswith("rollout mxfp4-rceil") and "points" in line]
+    assert f"{rollout_overhead(sampled):.2f}" in line
+    assert re.search(r"overhead +rollout +", rl)
+    assert "rollout" not in other.partition("\n\n★")[0]
+    assert "step time (llama-8b on gb200), the trainer's alone: what its rollouts take is not in it." in rl
+    assert any("overhead: of the trainer's step alone" in block for block in blocks)
+    write_report(store, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("are of <b>the trainer's step alone</b>") == 1, "beside the front of the task that rolls out"
+    assert '"rollout_overhead":["float64"' in page
+    assert "rollout overhead" in page

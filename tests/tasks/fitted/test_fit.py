@@ -79,7 +79,10 @@ def test_what_cannot_be_fitted_is_refused():
         ({"method": "awq"}, rf"--method: found 'awq'; accepted: {', '.join(ACCEPTED)}"),
         ({"samples": 10_000}, r"--samples: found 10000; accepted: 1 to 320"),
         ({"recipe": "bf16"}, r"--recipe: .*quantizes weights"),
-        ({"method": "mr-gptq"}, r"fprop\.rotation: found 'none'"),
+        (
+            {"method": "mr-gptq"},
+            r"fprop\.rotation: found 'none'; accepted: for mr-gptq a rotation, .*hadamard32(?!.*none)",
+        ),
         ({"task": get_task("regression", "smoke")}, r"--from: .*regression has none"),
         ({"task": get_task("rl", "smoke")}, r"task: found 'rl'"),
         ({"method": "gptq", "recipe": "if4"}, r"fprop\.w\.adapt"),
@@ -99,6 +102,9 @@ def test_they_are_made_once_and_the_same_again(tmp_path, monkeypatch):
     path.unlink()
     assert fitted(*asked).read_bytes() == first
     said = about(path)
+    started = get_task("finetune", "smoke", None, str(path))
+    assert (started.start, started.start_method) == (said["digest"], said["method"])
+    assert SMOKE.start_method is None
     assert (said["method"], said["samples"], said["seed"]) == ("gptq", 16, 0)
     assert said["error_fitted"].keys() == said["error_nearest"].keys()
     assert read_weights(Path(path)).keys() == read_weights(fitted(*asked[:2], "nearest", 16)).keys()

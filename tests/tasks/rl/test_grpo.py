@@ -31,13 +31,14 @@ def test_a_group_of_one_reward_teaches_nothing():
     assert advantages(torch.ones(1, 2, 8)).abs().max() == 0
 
 
-def target_of(log_p):
+def target_of(log_p, kl=0.0):
     counts = torch.arange(T) < torch.tensor([[1, 5, 2, 3, 4, 5], [5, 5, 5, 1, 1, 1]])[..., None]
     noise = [0.3 * randn(L, B, T, seed=seed) for seed in (1, 2)]
     tokens = torch.randint(V, (L, B, T), generator=torch.Generator().manual_seed(3))
     advantage = randn(L, B, 1, seed=4).expand(L, B, T)
     weight = (0.2 * randn(L, B, T, seed=5)).exp()
-    return counts, Target(tokens, log_p + noise[0], log_p + noise[1], advantage, weight, share_of(counts))
+    held = torch.full((L, B, 1 if kl else 0), kl)
+    return counts, Target(tokens, log_p + noise[0], log_p + noise[1], advantage, weight, share_of(counts), held)
 
 
 def trl(log_p, target, counts, clip):
@@ -65,7 +66,7 @@ def trl(log_p, target, counts, clip):
 @pytest.mark.parametrize("clip", [Clip(), Clip(high=0.28), Clip(low=0.1, high=0.3, kl=0.04)])
 def test_the_loss_is_trls(clip):
     log_p = -randn(L, B, T).abs()
-    counts, target = target_of(log_p)
+    counts, target = target_of(log_p, clip.kl)
     found = lane_mean(token_loss(log_p, target, clip))
     assert found.tolist() == pytest.approx(trl(log_p, target, counts, clip), rel=1e-5)
 
@@ -74,7 +75,7 @@ def test_the_loss_is_trls(clip):
 def test_its_gradient_is_that_of_the_formula(clip):
     """By differences of the formula's value."""
     log_p = -randn(L, B, T).abs()
-    counts, target = target_of(log_p)
+    counts, target = target_of(log_p, clip.kl)
     leaf = log_p.clone().requires_grad_()
     lane_mean(token_loss(leaf, target, clip)).sum().backward()
     for at in [(0, 1, 2), (1, 0, 0), (1, 2, 4), (0, 0, 3)]:
@@ -82,6 +83,22 @@ def test_its_gradient_is_that_of_the_formula(clip):
         step[at] = 1e-3
         ends = [sum(trl(log_p + sign * step, target, counts, clip)) for sign in (1, -1)]
         assert leaf.grad[at].item() == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=2e-2, abs=2e-5)
+
+
+def test_a_lane_without_a_hold_has_its_own_bits_beside_one_that_has_it():
+    """And nothing of a reference that is beyond all numbers."""
+    log_p = -randn(L, B, T).abs()
+    _, plain = target_of(log_p)
+    _, held = target_of(log_p, 0.5)
+    held.kl[0] = 0.0
+    held.log_ref[0] = 1e4
+    leaves = [log_p.clone().requires_grad_() for _ in range(2)]
+    losses = [token_loss(leaf, target, Clip()) for leaf, target in zip(leaves, (plain, held), strict=True)]
+    for loss in losses:
+        loss.sum().backward()
+    assert torch.equal(losses[0][0], losses[1][0])
+    assert torch.equal(leaves[0].grad[0], leaves[1].grad[0])
+    assert not torch.equal(losses[0][1], losses[1][1])
 
 
 def test_clipped_tokens_are_those_without_a_gradient():

@@ -49,7 +49,7 @@ def test_its_loss_is_the_engines():
     advantage = torch.randn(LANES, 6, 1, generator=generator)
     counts = torch.rand(LANES, 6, 5, generator=generator) > 0.4
     clip = Clip(high=0.28)
-    target = Target(tokens, old, old, advantage.expand_as(old), torch.ones_like(old), share_of(counts))
+    target = Target(tokens, old, old, advantage.expand_as(old), torch.ones_like(old), share_of(counts), old[..., :0])
     ours = lane_mean(token_loss(log_probability(logits, tokens), target, clip)).sum()
     assert grpo(logits, tokens, old, advantage, counts, clip).item() == pytest.approx(ours.item(), rel=1e-5)
 

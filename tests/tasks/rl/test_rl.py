@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse import ConfigError, Recipe, Space, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
@@ -26,8 +26,8 @@ replace = msgspec.structs.replace
 SMOKE = get_task("rl", "smoke")
 
 
-def recipe(trainer="bf16", rollout=None, tis=None):
-    of = Training(rollout=rollout and ROLLOUT_NAMES[rollout], tis=tis)
+def recipe(trainer="bf16", rollout=None, tis=None, kl=None):
+    of = Training(rollout=rollout and ROLLOUT_NAMES[rollout], tis=tis, kl=kl)
     return replace(Recipe.named(trainer), training=of)
 
 
@@ -188,6 +188,38 @@ def test_the_reference_policy_is_the_one_that_training_began_with():
     assert not torch.equal(target.log_ref, target.log_old)
 
 
+def test_a_recipes_weight_of_kl_is_of_its_lane_alone():
+    """It stands in for the preset's, holds the policy near its start, and leaves other lanes their bits."""
+    plan = _PRESETS["smoke"].plan
+    held = replace(plan, clip=replace(plan.clip, kl=0.1))
+    task, of_task = replace(SMOKE, steps=4), replace(SMOKE, steps=4, experience=partial(SMOKE.experience.func, held))
+    members = [lane(), lane(kl=0.1), lane(kl=0.0), lane("bf16", "mxfp4", kl=5.0)]
+    plain, own, none, strong = train(task, members, record=True).lanes
+    assert own == train(task, members[1:2], record=True).lanes[0]
+    assert plain == train(task, members[:1], record=True).lanes[0] == none
+    assert own == train(of_task, members[:1], record=True).lanes[0]
+    assert none == train(of_task, members[2:3], record=True).lanes[0]
+    assert len({result.train_loss_final for result in (plain, own, strong)}) > 1
+
+    def alone(losses, *_):
+        return [True, False]
+
+    kept, _ = train(task, members[:2], pruning=Pruning([Rung(3, 0.5)], alone)).lanes
+    assert kept == train(task, members[:1]).lanes[0]
+
+
+def test_a_weight_of_kl_is_an_axis_and_changes_no_recipe_without_one():
+    plain = Recipe.named("bf16")
+    assert recipe_from_dict(recipe_to_dict(plain) | {"training": {"kl": "task"}}) == plain
+    held = recipe(kl=0.02)
+    assert (held.label(), held.columns()["kl"], plain.columns()["kl"]) == ("bf16, kl 0.02", 0.02, None)
+    assert held.config_id != recipe(kl=0.0).config_id != plain.config_id
+    assert (recipe(tis=2.0).config_id, recipe(tis=2.0).label()) == ("38dac3f6b39123d0", "bf16, tis 2")
+    assert recipe("mxfp4", kl=0.02).baseline() == held.canonical(), "it changes what BF16 learns"
+    axis = Space("kl", base="bf16", axes={"training.kl": ["task", 0, 0.02]})
+    assert {of.config_id for of in axis.recipes()} == {recipe(kl=kl).config_id for kl in (None, 0.0, 0.02)}
+
+
 def test_the_base_policy_is_made_once_and_the_same_beside_others():
     preset = _PRESETS["smoke"]
     few = preset.plan.problems, preset.shape, replace(preset.lessons, steps=3)
@@ -211,7 +243,7 @@ def test_other_weights_take_the_place_of_the_base_policy():
 
 def test_other_tasks_refuse_a_rollout():
     task = get_task("regression", "smoke")
-    for field, asked in ("rollout", recipe("bf16", "mxfp4")), ("tis", recipe(tis=2.0)):
+    for field, asked in ("rollout", recipe("bf16", "mxfp4")), ("tis", recipe(tis=2.0)), ("kl", recipe(kl=0.0)):
         with pytest.raises(ConfigError, match=rf"training.{field}: .*nothing with regression"):
             train(task, [Lane(asked, 1e-3, 0)])
 
@@ -230,7 +262,7 @@ def test_the_table_of_the_docs_is_a_recipes():
     page = (Path(__file__).parents[3] / "docs" / "rl.md").read_text(encoding="utf-8")
     [table] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     found = recipe_from_dict(recipe_to_dict(Recipe.named("bf16")) | tomllib.loads(table))
-    assert found == recipe("bf16", "mxfp4-rceil-w4a16", 2.0)
+    assert found == recipe("bf16", "mxfp4-rceil-w4a16", 2.0, 0.02)
 
 
 def test_a_rollout_in_a_recipe():
@@ -254,6 +286,7 @@ MISTAKES = {
     "half": ({"rollout": {"x": "bf16"}}, r"training.rollout.w: found nothing"),
     "eden": ({"rollout": "ms-eden"}, r"training.rollout.x: found .*; accepted: quantizers without MS-EDEN"),
     "held": ({"rollout": {"x": {"like": "nvfp4", "tensor_scale": "held"}, "w": "nvfp4"}}, r"training.rollout.x: found"),
+    "kl": ({"kl": -1}, r"training.kl: found -1; accepted: task, a number from 0"),
     "tis": ({"tis": 0}, r"training.tis: found 0; accepted: task, a number above 0"),
 }
 
