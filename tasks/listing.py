@@ -36,6 +36,9 @@ SECONDS = {
     "language:moe-small": 170.0,
     "language:moe8-smoke": 1.5,
     "rl:smoke": 2.0,
+    "rl:walks-smoke": 1.0,
+    "rl:edits-smoke": 4.0,
+    "rl:carries-smoke": 5.0,
     "rl:moe-smoke": 3.0,
     "finetune:smoke": 0.5,
 }

@@ -1,8 +1,8 @@
 """Edits of a short list.
 
-    prompt   +1 -1 0  +1 +1 -2  . . . . = c a b    an edit a step: from how many places further on each symbol comes;
-                                                   then the list to begin with
-    answer   a c b  c b a  .                       the list after each edit
+    prompt   +1 -1 +0  +1 +1 -2  . . . . = c a b    an edit a step: how many places further on each symbol was; then
+                                                    the list to begin with
+    answer   a c b  c b a  .                        the list after each edit
 
 Edits are swaps of neighbours, rotations to the left and to the right, and reversal. They are written as distances, so
 that where a symbol stands in the answer, that to its origin stood so many tokens before in the prompt, whatever the

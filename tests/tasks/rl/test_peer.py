@@ -29,7 +29,7 @@ def test_it_decodes_with_a_cache_as_the_engine_does(peer):
         LaneNumerics([Recipe.named("bf16")] * LANES, range(LANES)),
     )
     model.numerics.training = False
-    prompts = peer.plan.chains.prompts(Draws(seed_keys(range(LANES)), torch.zeros((), dtype=torch.int64)), 0, 128)
+    prompts = peer.plan.problems.prompts(Draws(seed_keys(range(LANES)), torch.zeros((), dtype=torch.int64)), 0, 128)
     theirs = peer.answer(prompts, greedy=True)
     ours = sample(CachedDecoder(model, model.numerics, peer.shape.context), prompts, theirs.shape[2])
     same = (ours.answers == theirs).cumprod(-1).bool()

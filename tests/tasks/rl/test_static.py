@@ -15,8 +15,14 @@ from fp4dse.dse.training import Training
 from fp4dse.kernels import native
 from fp4dse.kernels.quant.backend import backend
 from fp4dse.tasks import Lane, get_task
+from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.engine import Population
+from fp4dse.tasks.rl.carries import Carries
+from fp4dse.tasks.rl.chains import Chains
+from fp4dse.tasks.rl.edits import Edits
 from fp4dse.tasks.rl.presets import _PRESETS
+from fp4dse.tasks.rl.walks import Walks
+from tests.each import each
 
 replace = msgspec.structs.replace
 BY_CONTENT = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero", "equal", "argwhere")
@@ -76,6 +82,20 @@ def test_a_rollout_has_no_number_and_no_shape_by_content(of):
             found.experience.batch()
         seen.append(watched.shapes)
     assert len(seen[0]) > 100
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.usefixtures("without_native_code")
+@each("kind", [Chains(2, 4), Walks(2, 4, 6), Edits(2, 4, 3, 6), Carries(2, 4, 2)])
+def test_no_kind_of_problems_has_one_either(kind):
+    draws, seen = Draws(seed_keys([0, 1]), torch.zeros((), dtype=torch.int64)), []
+    for _ in range(2):
+        with Static() as watched:
+            prompts = kind.prompts(draws, 0, 3)
+            kind.is_part(prompts[..., : kind.answer_length])
+            kind.is_right(prompts, prompts[..., -kind.answer_length :])
+        seen.append(watched.shapes)
+        draws.step.add_(1)
     assert seen[0] == seen[1]
 
 
