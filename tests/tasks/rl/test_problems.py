@@ -231,5 +231,5 @@ def test_rewards_rise_from_a_start_that_leaves_room(preset):
     task = get_task("rl", preset)
     before = train(replace(task, steps=1), [Lane(Recipe.named("bf16"), 1e-9, 0)]).lanes[0]
     after = train(task, [Lane(Recipe.named("bf16"), task.lr, 0)]).lanes[0]
-    assert 0.25 < before.metrics["accuracy"] < 0.55
+    assert 0.3 < before.metrics["accuracy"] < 0.65
     assert after.metrics["accuracy"] > before.metrics["accuracy"] + 0.2
