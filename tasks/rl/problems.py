@@ -39,7 +39,7 @@ class Flaws(NamedTuple):
     errs: Tensor
 
     def of(self, use: int, fact: Tensor) -> Tensor:
-        """What is added to the true outcome of fact [S, n], the number `use` of the answer: int64 [S, n]."""
+        """The number to add to the true outcome of fact [S, n], the number `use` of the answer: int64 [S, n]."""
         return torch.where(self.errs[..., use], self.away.gather(1, fact), 0)
 
 
@@ -51,7 +51,7 @@ class Problems(msgspec.Struct, frozen=True):
 
     @property
     def about(self) -> str:
-        """What they are, for people."""
+        """Their name for people, with their numbers."""
         raise NotImplementedError
 
     @property

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import Recipe
@@ -97,6 +97,7 @@ KINDS = st.one_of(
 )
 
 
+@settings(max_examples=40)
 @given(kind=KINDS, seed=st.integers(0, 2**31))
 def test_prompts_say_what_answers_do(kind, seed):
     prompts = kind.prompts(at([seed]), 0, 4)
