@@ -10,9 +10,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from threading import Barrier, BrokenBarrierError
 from traceback import format_exception
@@ -75,9 +75,8 @@ def _steps_per_second(
     """Steps a second of one population, timed when all are ready."""
     assert _together is not None
     try:
-        on_gpu = partial(torch.cuda.device, device)
-        current: Callable[[], AbstractContextManager[None]] = by_device(device, cpu=nullcontext, cuda=on_gpu)
-        with current(), torch_threads(threads):
+        on_gpu = by_device(device, cpu=False, cuda=True)
+        with torch.cuda.device(device) if on_gpu else nullcontext(), torch_threads(threads):
             found = get_task(*task)
             planned = lanes_of(found, [Recipe.named(name)], lanes)
             population = Population(with_steps(found, TIMED_STEPS), planned, device)
