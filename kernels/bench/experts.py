@@ -3,7 +3,8 @@
 Groups have different numbers of tokens, as a router leaves them: from half of the even share to one and a half. Ours
 have room for two shares each, of which what is empty is skipped; torch's lie one after the other, without room. Its
 FP8 product takes E4M3 under a factor for each row and rounds the result to BF16; ours multiplies in BF16, without
-factors and under those of 128 that FP8 recipes have, and gives FP32. Rows count the operations of tokens that are there.
+factors and under those of 128 that FP8 recipes have, and gives FP32. Rows count the operations of tokens that
+are there.
 
 Operands are small integers, whose sums FP32 holds, so that ours are checked for equality; results in BF16 are rounded
 once, and those of FP8 units, which accumulate in fewer bits, may be off by a part in 64 of the largest.
