@@ -127,8 +127,9 @@ def _mlp(device: str) -> list[Measure]:
         return 1e6 * baseline.seconds_per_step(task, device)
 
     @cache
-    def step(name: str, amax: str = "current") -> float:
-        return step_us(task, with_amax(Recipe.named(name), amax), lanes, device)
+    def step(name: str, amax: str = "current", between: str = "") -> float:
+        found = get_task("regression", "mlp" + between)
+        return step_us(found, with_amax(Recipe.named(name), amax), lanes, device)
 
     def memory() -> tuple[float, str]:
         recipe = [with_amax(Recipe.named("nvfp4"), "held")]
@@ -142,6 +143,10 @@ def _mlp(device: str) -> list[Measure]:
         Measure("MLP 4×256, batch 512, one lane in eager torch", "µs", "", eager),
         Measure(f"MLP, bf16, L = {lanes}", each, "≤ 7.5", lambda: step("bf16") / lanes),
         Measure(f"MLP, nvfp4 held, L = {lanes}", each, "≤ 8.5", lambda: step("nvfp4", "held") / lanes),
+        Measure(f"MLP{BETWEEN}, bf16, L = {lanes}", each, "≤ 7.5", lambda: step("bf16", between=BETWEEN) / lanes),
+        Measure(
+            f"MLP{BETWEEN}, nvfp4 held, L = {lanes}", each, "≤ 8.5", lambda: step("nvfp4", "held", BETWEEN) / lanes
+        ),
         Measure(
             f"MLP, nvfp4 held, L = {lanes}, against eager torch",
             "×",

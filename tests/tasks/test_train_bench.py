@@ -128,6 +128,8 @@ def test_the_rows_of_a_gpu_ask_for_these_bounds():
     rows = {
         "MLP, bf16, L = 64": "≤ 7.5",
         "MLP, nvfp4 held, L = 64": "≤ 8.5",
+        "MLP+bf16, bf16, L = 64": "≤ 7.5",
+        "MLP+bf16, nvfp4 held, L = 64": "≤ 8.5",
         f"language:10M{between}16": "≤ 1.10",
         f"language:350M{between}1": "≤ 1.15",
         "language:350M+bf16, mxfp4 through FP8 units against bf16, L = 1": "≤ 1",
