@@ -412,10 +412,10 @@ def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, nam
     operands = []
     for operand, value in zip(("x", "w"), (x, w), strict=True):
         slot = f"fprop.{operand}"
-        ((seen, dec),) = (
-            there.slots[slot].quantize(value.cuda(), msgspec.structs.replace(there.use(0), dtype=dtype)).terms
-        )
-        ((expected, expected_dec),) = here.slots[slot].quantize(value, here.use(0)).terms
+        use = msgspec.structs.replace(there.use(0), dtype=dtype)
+        ((seen, dec, shift),) = there.slots[slot].quantize(value.cuda(), use).terms
+        ((expected, expected_dec, _),) = here.slots[slot].quantize(value, here.use(0)).terms
+        assert shift is None
         assert torch.equal(seen.cpu().float(), expected)
         assert dec is None or torch.equal(dec.cpu(), expected_dec)
         operands.append(expected.double() * (1 if dec is None else expected_dec.double()[:, None, None]))
