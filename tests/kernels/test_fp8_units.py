@@ -330,21 +330,41 @@ def test_nan_is_where_it_is_in_a_product_of_the_same_numbers_and_nowhere_else(pl
         assert torch.allclose(got[held], expected[held], rtol=2e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32])
-def test_tiles_with_a_flag_are_computed_anew_and_others_are_not_touched(place, dtype):
-    """Those of one row's segment in the first lane, and of one column's in the second. What is there before is NaN."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_with_a_flag_are_mended_and_others_are_not_touched(place, dtype):
+    """Those of one row's segments in the first lane, and of one column's in the second; one is of both. To FP32 what
+    is not held is added; in BF16 the whole is computed anew, and what is there before is NaN."""
     x, y = (torch.randint(-3, 4, (2, n, 384), generator=torch.Generator().manual_seed(n)).float() for n in (272, 160))
-    x[0, 200, 130], y[1, 140, 300] = 2.0**-40, 2.0**-40
-    y[0, :, 130], x[1, :, 300] = 0.0, 0.0  # so that sums are exact
-    expected = torch.bmm(x.double(), y.double().mT).to(torch.float32).to(dtype)
+    x[0, 200, 130], x[1, 70, 300], y[1, 140, 300] = 2.0**-40, 2.0**-40, 2.0**-40
+    y[0, :, 130], x[1, :70, 300], x[1, 71:, 300], y[1, :140, 300], y[1, 141:, 300] = 0.0, 0.0, 0.0, 0.0, 0.0
+    expected = torch.bmm(x.double(), y.double().mT).to(torch.float32).to(dtype)  # 2^-80 is rounded off: sums are exact
     a, b = (there(place.device, operand(of, kind)) for of, kind in ((x, E5M2), (y, E4M3)))
-    got = torch.full_like(expected, torch.nan, device=place.device)
-    place.wide.widen(got, a, b, Finish(dtype=dtype))
-    new = torch.zeros(2, 272, 160, dtype=torch.bool)
     rows, columns = place.wide.TILES[:2]
+    new = torch.zeros(2, 272, 160, dtype=torch.bool)
     new[0, 200 // rows * rows : 200 // rows * rows + rows] = new[1, :, 140 // columns * columns :] = True
+    new[1, 70 // rows * rows : 70 // rows * rows + rows] = True
+    got = torch.full_like(expected, torch.nan)
+    if dtype == torch.float32:
+        held = (of.values.cpu().float() * of.shift.power.cpu()[:, None, None] for of in (a, b))
+        got[new] = torch.bmm(*(of.mT if n else of for n, of in enumerate(held)))[new]
+        assert not torch.equal(got[new], expected[new])
+    got = got.to(place.device)
+    place.wide.widen(got, a, b, Finish(dtype=dtype))
     assert torch.equal(got.cpu()[new], expected[new])
     assert got.cpu()[~new].isnan().all()
+
+
+@pytest.mark.parametrize("length", [256 + 32, 4096 + 32])
+def test_what_is_added_to_a_long_contraction_is_that_of_each_flag(place, any_size, length):
+    """Of the last segment, too, which is shorter, and of more segments than the bits of a number."""
+    x, y, _ = exact_operands(2, 80, 144, length)
+    for number in range(0, length, 480):
+        x[0, number % 80, number], y[0, :, number] = 2.0**-40, 0.0
+        y[1, number % 144, number], x[1, :, number] = 2.0**-40, 0.0
+    a, b = (there(place.device, operand(of, kind)) for of, kind in ((x, E5M2), (y, E4M3)))
+    assert a.shift.flags.any()
+    assert b.shift.flags.any()
+    assert torch.equal(place.fp8.multiply(a, b).cpu(), torch.bmm(x.double(), y.double().mT).float())
 
 
 @INTERPRETED

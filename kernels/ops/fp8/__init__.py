@@ -95,7 +95,7 @@ class Shift(NamedTuple):
 
     power  float32 [L], a power of two; lanes APART numbers apart (`spaced`), or kernels copy it
     flags  uint8 [L, R, ⌈C / 128⌉], 1 where a segment is in `wide`
-    notes  int32 [L, n], not zero somewhere if the lane has a flag
+    notes  uint8 [L, n], not zero somewhere if the lane has a flag
     wide   bfloat16 [L, R, C], the values of these segments; elsewhere anything
     """
 
@@ -172,7 +172,7 @@ def split(x: Tensor, dtype: torch.dtype, power: Tensor) -> tuple[Tensor, Shift]:
     held = ((values.to(torch.float64) * unit == padded) & padded.isfinite()).all(3)
     values = torch.where(held[..., None], values.to(torch.float32), 0.0).to(dtype).flatten(2)
     flags = (~held).to(torch.uint8)
-    notes = flags.flatten(1).any(1, keepdim=True).to(torch.int32)
+    notes = flags.flatten(1).any(1, keepdim=True).to(torch.uint8)
     return values[:, :, : x.shape[2]].contiguous(), Shift(power, flags, notes, x.to(torch.bfloat16))
 
 
@@ -181,7 +181,7 @@ def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype, programs: in
     lanes, rows, length = shape
     power = like.new_empty(lanes, APART, dtype=torch.float32)[:, 0]
     flags = like.new_empty(lanes, rows, segments_of(length), dtype=torch.uint8)
-    notes = like.new_empty(lanes, programs, dtype=torch.int32)
+    notes = like.new_empty(lanes, programs, dtype=torch.uint8)
     return like.new_empty(shape, dtype=dtype), Shift(power, flags, notes, like.new_empty(shape, dtype=torch.bfloat16))
 
 
