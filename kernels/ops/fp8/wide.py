@@ -25,9 +25,9 @@ _SEGMENT, _APART = tl.constexpr(SEGMENT), tl.constexpr(APART)
 _NOTES = tl.constexpr(8192)
 _AT_A_TIME = tl.constexpr(32)
 """Segments whose flags are the bits of a number."""
-TILES, PROGRAMS = Tiles(64, 128, 64, 8, 2), 264
-"""Of the result, of few rows, since a row of small gradients has flags and its neighbours have none; and programs a
-lane at most."""
+TILES, PROGRAMS, REGISTERS = Tiles(64, 64, 64, 8, 2), 264, 128
+"""Of the result, small ones, since a row of small gradients has flags and its neighbours have none; programs a lane at
+most, and registers of a thread, so that all of these run at a time: most only find that there is nothing to do."""
 
 
 @triton.jit
@@ -142,7 +142,7 @@ def _wide_kernel(
                 in_b = _flagged(flags_b_ptr, noted_b, lane, column, columns, first, segments)
             flagged |= in_a | in_b
             if ADDED:
-                for place in range(_AT_A_TIME):
+                for place in range(tl.where((in_a | in_b) != 0, _AT_A_TIME, 0)):
                     segment = first + place
                     if (in_a >> place & 1) > 0:
                         for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
@@ -189,7 +189,9 @@ def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
     sizes = rows, columns, values[0].shape[2], out.stride(0), *notes
     codes = (of.view(torch.uint8) for of in values)
     pointers = *codes, *_pointers(a.shift), *_pointers(b.shift)
-    _wide_kernel[launch_grid(min(tiles, PROGRAMS), lanes)](*pointers, out, *factors, *sizes, **constants)
+    _wide_kernel[launch_grid(min(tiles, PROGRAMS), lanes)](
+        *pointers, out, *factors, *sizes, **constants, maxnreg=REGISTERS
+    )
     return out
 
 
