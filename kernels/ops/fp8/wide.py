@@ -1,4 +1,4 @@
-"""What FP8 does not hold of a product's operands, multiplied in BF16, tile by tile.
+"""Tiles of a product whose operands FP8 does not hold everywhere: the rest, multiplied in BF16.
 
 Mostly there is nothing: so few programs look at the notes of both operands, and go. Else they share the tiles, and look
 for flags in the rows and columns of each.
@@ -55,7 +55,7 @@ def _flagged(ptr, noted, lane, line, lines, start, segments):
 
 @triton.jit
 def _held(ptr, power_ptr, lane, line, lines, along, length, MANTISSA: tl.constexpr):
-    """What FP8 has of some lines of an operand, float32: zeros where there is a flag."""
+    """Some lines of an operand as FP8 has them, float32: zeros where there is a flag."""
     at = (lane * lines + line)[:, None] * length + along[None, :]
     codes = tl.load(ptr + at, (line < lines)[:, None] & (along < length)[None, :], 0)
     x = numbers_of_codes(codes, MANTISSA)
@@ -66,7 +66,7 @@ def _held(ptr, power_ptr, lane, line, lines, along, length, MANTISSA: tl.constex
 
 @triton.jit
 def _wide(flags_ptr, wide_ptr, lane, line, lines, segment, along, length):
-    """What BF16 has of some lines of an operand, a part of a segment: float32, zeros elsewhere; and where that is."""
+    """Some lines of an operand as BF16 has them, a part of a segment: float32, zeros elsewhere; and where that is."""
     segments = (length + _SEGMENT - 1) // _SEGMENT
     flags = tl.load(flags_ptr + (lane * lines + line) * segments + segment, line < lines, 0)
     is_wide = (flags > 0)[:, None] & (along < length)[None, :]
