@@ -3,9 +3,10 @@
 Mostly there is nothing: so few programs look at the notes of both operands, and go. Else they share the tiles, and look
 for flags in the rows and columns of each.
 
-    FP32 results     only the segments with a flag are multiplied, of which FP8 had zeros, and added to what is there:
-                     one in a contraction of 16,384 takes a hundredth of the time of all
-    other results    tiles with a flag are computed anew along the whole contraction: a sum would be rounded twice
+    products that are the result, rounded    only the segments with a flag are multiplied, of which FP8 had zeros, and
+                                             added to what is there: a few of many. In BF16 that is rounded once more
+    those with factors or a bias, or of      tiles with a flag are computed anew along the whole contraction
+    elements that are FP8 themselves
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _wide_kernel(
             at = lane * out_lane + row.to(tl.int64)[:, None] * columns + column[None, :]
             inside = (row < rows)[:, None] & (column < columns)[None, :]
             if ADDED:
-                out += tl.load(out_ptr + at, inside, 0.0)
+                out += tl.load(out_ptr + at, inside, 0.0).to(tl.float32)
             tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), inside)
 
 
@@ -183,7 +184,7 @@ def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
     constants |= {f"MANTISSA_{name}": MANTISSA[of.dtype] for name, of in zip("AB", values, strict=True)}
     # elements that are FP8 themselves may be infinite, and what met zeros in the place of a segment is NaN
     is_finite = a.shift is not None and b.shift is not None
-    constants["ADDED"] = is_finite and finish.is_of_dtype_alone and out.dtype == torch.float32
+    constants["ADDED"] = is_finite and finish.is_of_dtype_alone
     tiles = triton.cdiv(rows, TILES.rows) * triton.cdiv(columns, TILES.columns)
     notes = (0 if of.shift is None else of.shift.notes.shape[1] for of in (a, b))
     sizes = rows, columns, values[0].shape[2], out.stride(0), *notes
