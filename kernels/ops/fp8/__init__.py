@@ -9,10 +9,10 @@ has one power of two a lane (`Shift.power`), which waits until after the product
 A quantizer sees its operand once and cannot know the largest number before: the power follows from that of the step
 before (`History`), with room above. 128 neighbours of a row, a segment, that have a number outside the window are not
 held, nor is a segment with NaN: FP8 has zeros there, a flag is set, and the values are in BF16 (`Shift.wide`). To the
-tiles of a result whose rows or columns have a flag, 64 × 64, the products of these segments in BF16 are added (wide.py);
-to a BF16 result after it was rounded, which is 2^-9 of what FP8 made of the number more, less than the unit's own error.
-So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit costs time,
-and changes the order of additions in its tiles.
+tiles of a result whose rows or columns have a flag, 64 × 64, the products of these segments in BF16 are added
+(wide.py); to a BF16 result after it was rounded, which is another 2^-9 of the sum that FP8 made, less than the unit's
+own bound. So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit
+costs time, and changes the order of additions in its tiles.
 
 Exponents of blocks below that of the largest, in `language:350M` (24 blocks, steps 1 and 2 of 1,024 tokens; room above
 leaves 27 to E5M2 and 13 to E4M3): weights 3, inputs 6 along a row and 11 along tokens, gradients 17. Further below is
