@@ -14,9 +14,10 @@ tiles of a result whose rows or columns have a flag, 64 × 64, the products of t
 own bound. So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit
 costs time, and changes the order of additions in its tiles.
 
-Exponents of blocks below that of the largest, in `language:350M` (24 blocks, steps 1 and 2 of 1,024 tokens; room above
-leaves 27 to E5M2 and 13 to E4M3): weights 3, inputs 6 along a row and 11 along tokens, gradients 17. Further below is
-the gradient of a sequence's first query alone: it sees one key, so that it would be zero, and is what rounding leaves.
+Binades from the largest number to the smallest step of a block in `language:350M` (24 blocks and 1,024 tokens, 3 and
+8,192, steps 1 and 2; with room above E5M2 holds 29 and E4M3 16): weights 6, inputs 10 along a row and 14 along tokens,
+gradients 26. Further below is the gradient of a sequence's first query alone: it sees one key, so that it would be
+zero, and is what rounding leaves.
 
 Elements that are FP8 numbers themselves, under one factor of the tensor, come as they are.
 
