@@ -268,14 +268,16 @@ def factorial(store, effects):
             for of in combinations(fixes, size):
                 out[name, of] = np.prod([signs[fix] for fix in of], axis=0) @ y / (len(cells) / 2)
 
-    def logs(name, of_mean=False):
-        part = recorded[recorded["name"].eq(name) & recorded["value"].gt(0)].groupby(["recipe_label", "seed"])["value"]
-        return np.log(part.mean()) if of_mean else part.agg(lambda of: np.log(of).mean())
+    def logs(name, of=lambda values: np.log(values).mean(), steps=200):
+        there = recorded["name"].eq(name) & recorded["value"].gt(0) & recorded["step"].le(steps)
+        return recorded[there].groupby(["recipe_label", "seed"])["value"].agg(of)
 
     fp4 = partial(_fixed, "")
     for name in ("gradient_error", "gradient_error/blocks.0", "gradient_error/blocks.3"):
         add(name, logs(name), fp4, 8)
-    kl = logs("mismatch_kl", of_mean=True)
+    add("early", logs("gradient_error", steps=20), fp4, 8)
+    add("medians", logs("gradient_error", of=lambda values: np.log(values.median())), fp4, 8)
+    kl = logs("mismatch_kl", of=lambda values: np.log(values.mean()))
     add("KL, bf16", kl, partial(_fixed, "bf16, rollout "), 3)
     add("KL, fp4", kl, fp4, 8, fixes=("macro", "fallback"))
     for name in ("accuracy", "bf16"):
@@ -317,6 +319,17 @@ def test_what_each_of_three_fixes_moves_is_what_the_store_says(page, effects, fa
     assert f"for the {len(p)} effects of the table" in said
     assert round(max(q[q < 0.05]), 2) == 0.03
     assert [round(x, 2) for x in sorted(q[q > 0.05])[:4]] == [0.06, 0.07, 0.08, 0.09]
+
+
+def test_early_updates_and_medians_say_the_same(page, factorial):
+    of, _ = factorial
+    said = section(page, "Three fixes, three numbers")
+    found = [round(x, 2) for x in np.exp(interval(of["early", ("noise",)])[:3])]
+    found += [round(np.exp(of["early", (fix,)].mean()), 2) for fix in ("macro", "fallback")]
+    early = said.partition("when policies hardly differ, it is")[2].partition("* **KL")[0]
+    assert numbers(early.rstrip(". ")) == found
+    found = [round(np.exp(of["medians", (fix,)].mean()), 2) for fix in ("macro", "fallback", "noise")]
+    assert numbers(said.partition("Medians give")[2].partition(". ```")[0]) == found
 
 
 def test_macro_blocks_and_the_fallback_do_more_together(page, factorial):
