@@ -132,12 +132,12 @@ def notes(recipe: Recipe, chip: Chip) -> list[str]:
 
 
 @lru_cache(maxsize=65536)
-def _notes(q: Quantizer, chip: Chip, gemm: GemmChoice, taken: bool = False) -> tuple[str, ...]:
+def _notes(q: Quantizer, chip: Chip, gemm: GemmChoice, fp8: bool = False) -> tuple[str, ...]:
     if q.element == "none":
         return ("the layer's own dtype, priced as TF32",)
     if q.is_plain:
         return ()
-    unit = "fp8" if taken else operand_unit(q, chip, gemm)
+    unit = "fp8" if fp8 else operand_unit(q, chip, gemm)
     if decoded_bytes(q, unit, chip):
         return (f"{_why_decoded(q)}; emulated, {_decoded(q, unit)}",)
     if isinstance(q.element, Own) and "any" not in chip.native:
