@@ -171,9 +171,8 @@ class Exchange:
 
 
 def without_multicast() -> None:
-    """Have NCCL leave NVLink multicast (NVLS) off in this process, whatever its environment said: where a machine does
-    not let it set multicast up, the first collective fails or hangs. NCCL asks once, when a group's first collective
-    makes its communicator."""
+    """Have NCCL leave NVLink multicast (NVLS) off in this process, whatever its environment said: in a virtual machine
+    its use can put GPUs out of service that others share. NCCL asks once, when it makes the first communicator."""
     os.environ["NCCL_NVLS_ENABLE"] = "0"
 
 

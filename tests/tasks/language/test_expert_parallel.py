@@ -230,7 +230,7 @@ def test_rows_of_the_bench_come_while_others_are_measured_and_no_process_is_left
 
 
 def test_multicast_is_off_whatever_the_environment_says(monkeypatch):
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "of the user")
     swap_over()
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
 
