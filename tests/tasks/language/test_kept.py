@@ -167,3 +167,11 @@ def test_operands_of_linear_layers_take_a_quarter_in_mxfp4_and_half_in_fp8(capsy
     assert rows["MXFP4"]["of_fp8"] < 0.91
     assert rows["MXFP4, decoded"]["of_bf16"] > 1
     assert ended.value.code in (0, None)
+
+
+@pytest.mark.parametrize("ending", ["+packed", "+recompute", "+packed+recompute"])
+def test_a_preset_that_says_what_is_kept_is_refused_as_it_was_typed(ending, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kept", f"0.4M+bf16{ending}"])
+    assert ended.value.code == 2
+    assert f"preset: found '0.4M+bf16{ending}'; accepted: 0.4M+bf16 (with and without" in capsys.readouterr().err
