@@ -183,3 +183,11 @@ def test_copies_of_experts_weights_are_kept_as_the_cost_model_has_them(name, dty
         model(tokens)
     copies = {(lanes * experts, 2 * shape.ffn, shape.width), (lanes * experts, shape.width, shape.ffn)}
     assert {(tuple(x.shape), x.dtype) for x in kept if tuple(x.shape) in copies} == {(of, dtype) for of in copies}
+
+
+@pytest.mark.parametrize("ending", ["+packed", "+recompute", "+packed+recompute"])
+def test_a_preset_that_says_what_is_kept_is_refused_as_it_was_typed(ending, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kept", f"0.4M+bf16{ending}"])
+    assert ended.value.code == 2
+    assert f"preset: found '0.4M+bf16{ending}'; accepted: 0.4M+bf16 (with and without" in capsys.readouterr().err
