@@ -3,6 +3,7 @@
 #   make test       [ARGS=…]    the tests but the slow ones, e.g. ARGS="tests/dse -k canonical"
 #   make test-slow  [ARGS=…]    those that take longer: long trainings, SLURM, Ray, chaos
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
+#   make bench-gpu              all that is measured on a GPU: first that kernels are right, then how fast they are
 #   make zoo                    train every shipped recipe on three smallest tasks, a minute or two
 #   make services               Debian's SLURM, PostgreSQL and Chromium, for the tests that start them (asks for root)
 #   make lint                   ruff and mypy
@@ -12,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-slow test-gpu zoo services lint install clean
+.PHONY: quickstart test test-slow test-gpu bench-gpu zoo services lint install clean
 
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
@@ -27,6 +28,17 @@ test-slow: .venv/dev.stamp
 
 test-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# Nothing is timed that is not right: each step ends the run where it fails. Experts are exchanged between two GPUs; where
+# there is one, that is left out and said.
+bench-gpu: .venv/dev.stamp
+	$(BIN)/fp4dse selftest --device cuda
+	$(BIN)/python -m pytest -m gpu tests/kernels
+	$(BIN)/fp4dse bench kernels --device cuda
+	$(BIN)/fp4dse bench experts --device cuda
+	@if [ "$$(nvidia-smi -L | wc -l)" -gt 1 ]; then $(BIN)/fp4dse bench exchange --device cuda --ranks 2; \
+	    else echo "bench exchange: left out, it needs two GPUs"; fi
+	$(BIN)/fp4dse bench train --device cuda
 
 # Nothing is looked up from an earlier run: the store is a new one.
 zoo: install

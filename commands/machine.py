@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -169,9 +170,16 @@ def bench_exchange(
     from fp4dse.tasks.bench.exchange import bench
 
     check_device(device)
-    rows = [row._asdict() for row in bench(device, ranks)]
-    print_rows(["what", "value", "unit", "note"], rows, as_json)
-    raise typer.Exit(int(any(row["value"] for row in rows if row["unit"] == "wrong")))
+    wrong = 0.0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal wrong
+        for row in bench(device, ranks):
+            wrong += row.value if row.unit == "wrong" else 0
+            yield row._asdict()
+
+    print_each(rows(), as_json)
+    raise typer.Exit(int(wrong > 0))
 
 
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")

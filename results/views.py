@@ -122,7 +122,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "lr",
     ),
     "rollout_numbers": ("task label number value", "low high", "difference", "difference_low difference_high", "seeds"),
-    "rollout_effects": ("treatment trainer number difference", "low high", "without", "q", "pairs seeds", "task"),
+    "rollout_effects": ("treatment trainer number difference", "low high", "without", "q", "lr", "pairs seeds", "task"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
     "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),

@@ -125,15 +125,28 @@ def find_setting(
 ) -> Setting:
     """Look tasks and machine up. ConfigError on unknown ones. Not `local`: others run the workers, where nothing is
     known of their machines but what their results say."""
-    found = [find_facts(*asked) for asked in dict.fromkeys(tasks)]
+    wanted = list(dict.fromkeys(tasks))
+    found = [find_facts(*asked) for asked in wanted]
     machine = find_machine(device, jobs, local)
     for task in found:
         if local:
             check_task(task, device)
-        if [(t.name, t.preset) for t in found].count((task.name, task.preset)) > 1:
-            raise ConfigError("--task", f"{task.name}:{task.preset} twice", "tasks that differ in name or preset")
+        same = [asked for asked, t in zip(wanted, found, strict=True) if (t.name, t.preset) == (task.name, task.preset)]
+        if len(same) > 1:
+            raise _of_same_rows(task, same)
     surroundings = environment(device, machine.threads) if local or device == "cpu" else elsewhere(device)
     return Setting(machine, found, {(t.name, t.preset): task_context(t, surroundings) for t in found}, cost=cost)
+
+
+def _of_same_rows(task: TaskFacts, asked: Tasks) -> ConfigError:
+    """Why tasks whose rows would be the same cannot be trained beside each other. asked: as get_task takes them."""
+    typed = list(dict.fromkeys(":".join(pair[:2]) for pair in asked))
+    if len(typed) == 1:
+        return ConfigError("--task", f"{typed[0]} twice", "tasks that differ in name or preset")
+    why = f"they change no bit, so that both are rows of {task.name}:{task.preset}"
+    more = "to compare what they keep, give each a --store of its own"
+    accepted = f"one of them, with +packed and +recompute or without ({why}; {more})"
+    return ConfigError("--task", " and ".join(typed), accepted)
 
 
 def elsewhere(device: str) -> dict[str, str | int]:

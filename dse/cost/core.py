@@ -28,7 +28,7 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.operands import Use
 from fp4dse.dse.cost.products import IN_LOOP
-from fp4dse.dse.cost.units import product_unit, scales_partial_sums
+from fp4dse.dse.cost.units import but_fp8, product_unit, scales_partial_sums
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import GemmChoice, Recipe
@@ -132,7 +132,7 @@ def _use(a: Attention, slot: str, chip: Chip, gemm: GemmChoice) -> Use:
 
 def _unit(a: Attention, product: str, chip: Chip, gemm: GemmChoice) -> str:
     first, second = _operands(a, product)
-    return product_unit(first, second, chip, gemm)
+    return product_unit(first, second, chip, but_fp8(gemm))
 
 
 def _operands(a: Attention, product: str) -> list[Quantizer]:

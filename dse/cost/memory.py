@@ -2,7 +2,7 @@
 
     states      Model.parameters · Model.state_bytes: weights, gradients and the optimizer's state
     kept        for the backward pass, of every micro-batch in flight: inputs of layers in the bits of
-                `activation_bits`, and what Model.kept names beside them
+                `activation_bits`, what Model.kept names beside them, and copies of experts' weights (Model.copies)
     made again  of blocks under recomputation only the input is kept, BF16 [tokens, Model.residual]; their forward pass
                 is computed twice: products, passes over X, two of the seven products of attention, a third of the
                 element-wise traffic, and what is sent to experts
@@ -23,7 +23,7 @@ from fp4dse.dse.cost.exchange import WAYS, exchange_seconds
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.products import product
 from fp4dse.dse.cost.scenario import MID, under
-from fp4dse.dse.cost.step import layers_by_recipe, pass_seconds, step_cost
+from fp4dse.dse.cost.step import is_bf16, layers_by_recipe, pass_seconds, step_cost
 from fp4dse.dse.cost.storage import activation_bits
 from fp4dse.dse.recipe import Recipe
 
@@ -43,13 +43,15 @@ class Fit(NamedTuple):
 
 def kept_bytes(recipe: Recipe, model: Model) -> float:
     """Bytes that a micro-batch keeps for the backward pass where nothing is made again."""
-    parts, bits = layers_by_recipe(recipe, model), 0.0
+    parts, bits, copied = layers_by_recipe(recipe, model), 0.0, 0.0
     for r, part in parts:
         inputs = sum(of.count * of.tokens * of.inputs for of in part.linears if of.keeps)
         bits += inputs * activation_bits(r)
+        experts = sum(of.count * of.inputs * of.outputs for of in part.linears if of.expert and model.copies)
+        copied += experts * (2.0 if is_bf16(r) else 4.0)
     for of in model.kept:
         bits += of.count * of.width * (of.bits or activation_bits(recipe))
-    return model.tokens * bits / 8
+    return model.tokens * bits / 8 + copied
 
 
 def memory(recipe: Recipe, model: Model, recomputed: float = 0.0) -> float:

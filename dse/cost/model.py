@@ -105,6 +105,8 @@ class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     residual     width of what passes between blocks: all that a block keeps which is made again
     in_flight    micro-batches that wait for their backward pass at once, as in a pipeline of GPUs
     exchange     of tokens between GPUs
+    copies       weights of experts are copied side by side for their products, and the copies wait for the backward
+                 pass: in FP32 where the recipe quantizes, in BF16 where it does not
     """
 
     name: str
@@ -124,6 +126,7 @@ class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     residual: int = 0
     in_flight: float = 1.0
     exchange: list[Exchange] = []
+    copies: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tokens", "micro_batches", "blocks", "bytes_per_parameter", "state_bytes", "in_flight"):

@@ -10,7 +10,8 @@ A chip without FP4 units scales no blocks within a product:
     FP8, one for 128 (1x128, 128x128)  the FP8 unit; scales are applied to partial sums, as by DeepGEMM
     FP8 in smaller blocks, 4-bit       element times scale is decoded, and multiplied in the narrowest unit above FP8
                                        with enough significant bits (exactness.py): MXFP8 and most FP4 in BF16
-    `gemm = "fp8-exact"`               operands of at most 4 significant bits in the FP8 unit
+    `gemm = "fp8-exact"`               both operands in the FP8 unit where this project's kernels take them there
+                                       (exactness.fp8_formats); other products as without it
     `gemm = "bf16-rounded"`            decoded with all factors, rounded to BF16
 
 Scales of rows, tensors and 128 elements are left to the product in every row but the last, so they take no bits of the
@@ -25,25 +26,26 @@ import msgspec
 
 from fp4dse.dse.attention import ATTENTION_SLOTS
 from fp4dse.dse.cost.chip import UNITS, Chip
-from fp4dse.dse.exactness import FP8_BITS, OPERAND_FORMATS, Grid, element_grid, operand_grid
+from fp4dse.dse.exactness import FP8_BITS, OPERAND_FORMATS, Grid, element_grid, fp8_formats, operand_grid
 from fp4dse.dse.own_formats import Own, element_format, element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.scale import FloatScale, scale_format, scale_key
-from fp4dse.dse.stages import SLOTS
+from fp4dse.dse.stages import SLOTS, STAGES
 
+NOT_TAKEN = "gemm fp8-exact: no product on FP8 units here takes both operands; priced as without it"
 _WIDE_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
 
 
 @lru_cache(maxsize=65536)
 def operand_unit(q: Quantizer, chip: Chip, gemm: GemmChoice = "exact") -> str:
-    """The fastest of UNITS that takes the operand. `none`, the layer's own dtype, is priced as TF32."""
+    """The fastest of UNITS that takes the operand by itself. `none`, the layer's own dtype, is priced as TF32."""
     if q.is_plain:
         return "bf16" if q.element == "bf16" else "tf32"
     is_wide = element_format(q.element).bits > 4
     if chip.has_fp4:
         return "fp8" if is_wide else "fp4"  # a unit that scales blocks of FP4 scales those of FP8
-    if "fp8" in chip.matrix and (_scaled_afterwards(q) if is_wide else gemm == "fp8-exact" and _bits(q) <= FP8_BITS):
+    if "fp8" in chip.matrix and is_wide and _scaled_afterwards(q):
         return "fp8"
     if gemm == "bf16-rounded":
         return "bf16"
@@ -51,8 +53,16 @@ def operand_unit(q: Quantizer, chip: Chip, gemm: GemmChoice = "exact") -> str:
 
 
 def product_unit(a: Quantizer, b: Quantizer, chip: Chip, gemm: GemmChoice = "exact") -> str:
-    """The slower of the two operands' units."""
+    """The slower of the two operands' units, or with `fp8-exact` FP8's, if it takes both."""
+    if in_fp8(a, b, chip, gemm):
+        return "fp8"
     return max(operand_unit(a, chip, gemm), operand_unit(b, chip, gemm), key=UNITS.index)
+
+
+def in_fp8(a: Quantizer, b: Quantizer, chip: Chip, gemm: GemmChoice) -> bool:
+    """True if `fp8-exact` has a chip without FP4 units multiply both operands in FP8."""
+    has_units = "fp8" in chip.matrix and not chip.has_fp4
+    return gemm == "fp8-exact" and has_units and fp8_formats((a,), (b,)) is not None
 
 
 def decoded_bytes(q: Quantizer, unit: str, chip: Chip) -> float | None:
@@ -60,6 +70,11 @@ def decoded_bytes(q: Quantizer, unit: str, chip: Chip) -> float | None:
     if unit == "fp8" and not chip.has_fp4 and not q.is_plain and element_format(q.element).bits <= 4:
         return 1.0
     return _WIDE_BYTES.get(unit)
+
+
+def but_fp8(gemm: GemmChoice) -> GemmChoice:
+    """The choice of products for attention cores and channels that are held apart: `fp8-exact` leaves them exact."""
+    return "exact" if gemm == "fp8-exact" else gemm
 
 
 def scales_partial_sums(q: Quantizer, unit: str, chip: Chip) -> bool:
@@ -101,23 +116,28 @@ def notes(recipe: Recipe, chip: Chip) -> list[str]:
     for where, there in (("", recipe), *((f"{rule.where()}: ", recipe.changed(rule)) for rule in recipe.layers)):
         slots_of: dict[str, list[str]] = {}
         for slot in SLOTS:
-            for text in _notes(there.slot(slot).canonical(), chip, recipe.gemm):
+            stage = slot.partition(".")[0]
+            a, b = (there.slot(f"{stage}.{operand}").canonical() for operand in STAGES[stage])
+            taken = in_fp8(a, b, chip, recipe.gemm)
+            for text in _notes(there.slot(slot).canonical(), chip, recipe.gemm, taken):
                 slots_of.setdefault(text, []).append(slot)
+            if recipe.gemm == "fp8-exact" and "fp8" in chip.matrix and not (taken or chip.has_fp4 or a.is_plain):
+                slots_of.setdefault(NOT_TAKEN, []).append(slot)
         for text, slots in slots_of.items():
             found.setdefault(text, where + ("all slots" if len(slots) == len(SLOTS) else ", ".join(slots)))
     for slot in ATTENTION_SLOTS:
-        for text in _notes(recipe.attention.operand(slot).canonical(), chip, recipe.gemm):
+        for text in _notes(recipe.attention.operand(slot).canonical(), chip, but_fp8(recipe.gemm)):
             found.setdefault(text, "attention core")
     return [f"{where}: {text}" for text, where in found.items()]
 
 
 @lru_cache(maxsize=65536)
-def _notes(q: Quantizer, chip: Chip, gemm: GemmChoice) -> tuple[str, ...]:
+def _notes(q: Quantizer, chip: Chip, gemm: GemmChoice, fp8: bool = False) -> tuple[str, ...]:
     if q.element == "none":
         return ("the layer's own dtype, priced as TF32",)
     if q.is_plain:
         return ()
-    unit = operand_unit(q, chip, gemm)
+    unit = "fp8" if fp8 else operand_unit(q, chip, gemm)
     if decoded_bytes(q, unit, chip):
         return (f"{_why_decoded(q)}; emulated, {_decoded(q, unit)}",)
     if isinstance(q.element, Own) and "any" not in chip.native:

@@ -2,8 +2,9 @@
 
 Groups have different numbers of tokens, as a router leaves them: from half of the even share to one and a half. Ours
 have room for two shares each, of which what is empty is skipped; torch's lie one after the other, without room. Its
-FP8 product takes E4M3 under a factor for each row and rounds the result to BF16; ours takes BF16, and FP8 under factors
-of 128, and gives FP32. Rows count the operations of tokens that are there.
+FP8 product takes E4M3 under a factor for each row and rounds the result to BF16; ours multiplies in BF16, without
+factors and under those of 128 that FP8 recipes have, and gives FP32. Rows count the operations of tokens that
+are there.
 
 Operands are small integers, whose sums FP32 holds, so that ours are checked for equality; results in BF16 are rounded
 once, and those of FP8 units, which accumulate in fewer bits, may be off by a part in 64 of the largest.
@@ -121,7 +122,7 @@ def _ours(of: Operands) -> tuple[Callable[[], Tensor], bool]:
     return lambda: product(GEMMS["bf16-exact"], (a, b), (None, None), filled), True
 
 
-def _ours_fp8(of: Operands) -> tuple[Callable[[], Tensor], bool]:
+def _ours_under_factors(of: Operands) -> tuple[Callable[[], Tensor], bool]:
     a, b, filled = of.a.bfloat16(), of.b.bfloat16(), Filled(of.filled, False)
     along = _ones(a), _ones(b)
     return lambda: product(GEMMS["bf16-exact"], (a, b), along, filled), True
@@ -151,7 +152,7 @@ def _torch_fp8(of: Operands) -> tuple[Callable[[], Tensor], bool]:
 
 WAYS: dict[str, Way] = {
     "ours, BF16": _ours,
-    "ours, FP8 under factors of 128": _ours_fp8,
+    "ours, BF16 under factors of 128": _ours_under_factors,
     "torch, BF16": _torch_bf16,
     "torch, FP8": _torch_fp8,
 }

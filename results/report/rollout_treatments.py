@@ -28,9 +28,9 @@ SHOWN = {
 BY_BLOCK = "gradient_error/"
 QUERIES = ("FROM rollout_effects",)
 ABOUT = """What changes where a recipe has a treatment that another one, the same in all else, has not: mean over such
-pairs, and in brackets 95 % intervals over seeds; <b>bold</b> where q, p adjusted for all lines of the view, is below
-0.05. Where all seeds tie, neither is known. Entropies and KL are in nats a token; an error of the gradient is relative
-to that of BF16 products."""
+pairs at one learning rate, and in brackets 95 % intervals over seeds; <b>bold</b> where q, p adjusted for all lines of
+the view, is below 0.05. Where all seeds tie, neither is known. Entropies and KL are in nats a token; an error of the
+gradient is relative to that of BF16 products."""
 
 
 def effects(found: Findings) -> str:
@@ -55,14 +55,16 @@ def _table(lines: pd.DataFrame) -> str:
     shown = {name: title for name, title in SHOWN.items() if lines["number"].eq(name).any()}
     shown |= {name: f"of block {_depth(name)}" for name in ends}
     rows = []
-    for (treatment, trainer), part in lines.groupby(["treatment", "trainer"], sort=False):
+    for (treatment, trainer, lr), part in lines.groupby(["treatment", "trainer", "lr"], sort=False):
         of = part.set_index("number")
         row: list[tuple[str, object]] = [(str(treatment), treatment), (str(trainer), trainer)]
+        row.append((number(lr, f"{lr:g}"), lr))
         row += [_cell(of.loc[name], name) if name in of.index else ("–", None) for name in shown]
         rows.append([*row, (number(part["seeds"].max()), part["seeds"].max())])
     columns = [
         ("treatment", "label"),
         ("trainer", "label"),
+        ("learning rate", "n"),
         *((title, "n") for title in shown.values()),
         ("seeds", "n"),
     ]

@@ -25,9 +25,9 @@ from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rollout import rollout_name
 from fp4dse.results.stats.intervals import adjusted, mean_interval
 from fp4dse.results.stats.paired import SETTING, by_seed, stacked
-from fp4dse.results.stats.rollout_numbers import lane_numbers, recorded_rows
+from fp4dse.results.stats.rollout_numbers import common_rate, lane_numbers, recorded_rows
 
-COLUMNS = [*SETTING, "treatment", "trainer", "number", "pairs", "seeds", "without", "difference", "low", "high"]
+COLUMNS = [*SETTING, "treatment", "trainer", "lr", "number", "pairs", "seeds", "without", "difference", "low", "high"]
 COLUMNS += ["p", "q"]
 
 replace = msgspec.structs.replace
@@ -36,35 +36,54 @@ replace = msgspec.structs.replace
 def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     """The effect of what a recipe can do without on each number of `rollout_numbers`, from pairs of recipes.
 
-    At one learning rate (see `rollout_numbers`). Columns: SETTING, treatment (`macro blocks`, `fallback`, `rotation`,
-    `noise …`, `tis …`, `kl …`, `router replay`, `rollout …`, `inject scale`, `inject dead`, `inject grid`), trainer
-    (`bf16`, `qat`: its forward pass is quantized, `fp4`: its gradients, too), number, pairs (of recipes that differ
-    in it alone), seeds, without (the mean of the recipes without it), difference (mean over seeds of the mean over
-    pairs, the same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line),
-    low, high (95 %, over seeds), p, q (p adjusted for all lines of the setting that have one). These four are NaN with
-    one seed, and where all seeds tie: by chance, as accuracies do, or by definition, as the gradient's error under a
-    BF16 trainer."""
+    The two of a pair are at one learning rate: the common one of `rollout_numbers` if both were trained at it, else
+    the shared one at which they are best; without one they are no pair. Columns: SETTING, treatment (`macro blocks`,
+    `fallback`, `rotation`, `noise …`, `tis …`, `kl …`, `router replay`, `rollout …`, `inject scale`, `inject dead`,
+    `inject grid`), trainer (`bf16`, `qat`: its forward pass is quantized, `fp4`: its gradients, too), lr (pairs at
+    another rate are a line of their own), number, pairs (of recipes that differ in it alone), seeds, without (the mean
+    of the recipes without it), difference (mean over seeds of the mean over pairs, the same in each seed: where lanes
+    are missing, pairs or seeds that lack some are left out of the line), low, high (95 %, over seeds), p, q (p adjusted
+    for all lines of the setting that have one). These four are NaN with one seed, and where all seeds tie: by chance,
+    as accuracies do, or by definition, as the gradient's error under a BF16 trainer."""
     parts = []
     for keys, rows in recorded_rows(runs):
-        pairs = treatment_pairs(rows)
+        pairs = pairs_by_rate(rows)
+        at_rate = {lr: rows[rows["lr"].eq(lr)] for *_, lr in pairs}
         lines = []
         for number, values in lane_numbers(rows).items():
-            recipes, y = by_seed(rows, values)
-            for (treatment, trainer), of in pairs.items():
+            matrices = {lr: by_seed(part, values[part.index]) for lr, part in at_rate.items()}
+            for (treatment, trainer, lr), of in pairs.items():
+                recipes, y = matrices[lr]
                 with_, without = (recipes.get_indexer(ids) for ids in zip(*of, strict=True))
                 apart = y[with_] - y[without]
                 whole = complete_block(np.isfinite(apart))
                 if not whole[0].size:
                     continue
                 over = mean_interval(apart[whole].mean(axis=0)[None]).iloc[0]
-                line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "number": number}
+                line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "lr": lr, "number": number}
                 line |= {"pairs": whole[0].size, "seeds": whole[1].size}
                 line |= {"without": y[without][whole].mean(), "difference": over["mean"]}
                 lines.append(line | {name: over[name] for name in ("low", "high", "p")})
         if lines:
             found = pd.DataFrame(lines)
             parts.append(found.assign(q=adjusted(found["p"]), **keys))
-    return stacked(parts, COLUMNS).sort_values([*SETTING, "treatment", "trainer"], kind="stable", ignore_index=True)
+    order = [*SETTING, "treatment", "trainer", "lr"]
+    return stacked(parts, COLUMNS).sort_values(order, kind="stable", ignore_index=True)
+
+
+def pairs_by_rate(rows: pd.DataFrame) -> dict[tuple[str, str, float], list[tuple[str, str]]]:
+    """(treatment, trainer, lr) -> pairs of config_ids of which both have a loss at that rate, each pair at one: the
+    common one or, where one of the two lacks it, that of the lowest mean loss of both. rows: from `recorded_rows`."""
+    losses = rows.groupby(["config_id", "lr"])["loss"].mean().unstack()
+    common = common_rate(rows)
+    out: dict[tuple[str, str, float], list[tuple[str, str]]] = {}
+    for (treatment, trainer), pairs in treatment_pairs(rows).items():
+        for pair in pairs:
+            both = losses.loc[list(pair)].mean(skipna=False).dropna()
+            if both.size:
+                lr = common if common in both.index else float(both.idxmin())
+                out.setdefault((treatment, trainer, lr), []).append(pair)
+    return out
 
 
 def complete_block(known: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

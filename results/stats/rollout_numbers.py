@@ -8,13 +8,13 @@
     entropy_at_reward   the entropy at equal reward
 
 Entropy falls while reward rises, so that a lane that learns less has more of it for that reason alone. The last number
-takes this off, by an analysis of covariance of two lanes i, this one and BF16's of its seed, over their steps t,
+takes this off, by an analysis of covariance of two lanes i, this one and BF16's of its seed and rate, over the steps t,
 
     entropy[i, t] = lane[i] + b1 · reward[i, t] + b2 · reward[i, t]²
 
 with slopes that the two share; the number is lane[i] + b1 · r + b2 · r², r and r² being BF16's means. So it depends on
 these two lanes and on no other that a store may have, and BF16's own is its mean entropy. A lane has none where BF16 of
-its seed has no records or diverged.
+its seed and rate has no records or diverged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from fp4dse.results.stats.intervals import mean_interval
 from fp4dse.results.stats.levels import are_shares
-from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import SETTING, at_best_lr, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.stages import screened
 
 RECORDED_READ = ("recorded", "recipe")
@@ -46,20 +46,20 @@ COLUMNS += ["pairs", "difference", "difference_low", "difference_high", "p"]
 def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     """Each number of a training that learns from its samples, a line per SETTING, recipe and number.
 
-    At one learning rate, the best of most recipes; a recipe without it is at its own best. Columns: SETTING, config_id,
-    label, lr, number (accuracy, reward, entropy, entropy_at_reward, mismatch_kl, mismatch_kl_max, mismatch_kl_slope,
-    ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see the module), seeds, value (mean over seeds),
-    low, high (95 %; NaN with one seed), pairs (seeds that BF16 has, too), difference (to BF16, seed by seed),
-    difference_low, difference_high (95 %), p (of it against zero); NaN where all seeds tie. No line where nothing was
-    recorded of rollouts."""
+    At one learning rate, the best of most recipes; a recipe without it is at its own best, and its difference is to
+    BF16 at that rate. Columns: SETTING, config_id, label, lr, number (accuracy, reward, entropy, entropy_at_reward,
+    mismatch_kl, mismatch_kl_max, mismatch_kl_slope, ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see
+    the module), seeds, value (mean over seeds), low, high (95 %; NaN with one seed), pairs (seeds that BF16 has at that
+    rate, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %), p (of it against zero); NaN
+    where all seeds tie. No line where nothing was recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
+        shown = rows[at_one_rate(rows)]
         for number, values in lane_numbers(rows).items():
-            recipes, matrix = by_seed(rows, values)
-            facts = rows.drop_duplicates("config_id").set_index("config_id").reindex(recipes)
+            recipes, matrix = by_seed(shown, values[shown.index])
+            _, against = by_seed(shown, (values - _of_bf16(rows, values))[shown.index])
+            facts = shown.drop_duplicates("config_id").set_index("config_id").reindex(recipes)
             known = np.isfinite(matrix).any(axis=1)
-            base = np.flatnonzero(facts["is_baseline"].astype(bool))
-            against = matrix - (matrix[base[0]] if len(base) else np.nan)
             over, beside = mean_interval(matrix), mean_interval(against)
             line = pd.DataFrame({"config_id": recipes, "label": facts["recipe_label"].to_numpy(), "number": number})
             line = line.assign(lr=facts["lr"].to_numpy(float), seeds=over["n"], value=over["mean"])
@@ -69,8 +69,16 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     return stacked(parts, COLUMNS).sort_values([*SETTING, "number", "value"], ignore_index=True)
 
 
+def _of_bf16(rows: pd.DataFrame, values: pd.Series) -> pd.Series:
+    """Each row's value of BF16 at its rate and seed, NaN where there is none; same index."""
+    keys = pd.MultiIndex.from_frame(rows[["lr", "seed"]])
+    base = rows["is_baseline"].to_numpy(bool)
+    found = pd.Series(values.to_numpy(float)[base], keys[base])
+    return pd.Series(found[~found.index.duplicated()].reindex(keys).to_numpy(), rows.index)
+
+
 def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFrame]]:
-    """Per SETTING, its values by name and its rows at one rate of which rollouts were recorded, numbered anew; their
+    """Per SETTING, its values by name and its rows of which rollouts were recorded, at all rates, numbered anew; their
     column `recorded` is name -> float64 [steps]."""
     if not set(RECORDED_READ) <= set(runs):
         return []
@@ -82,19 +90,29 @@ def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFr
         return []
     out = []
     for keys, part in screened(there).groupby(list(SETTING), sort=False, observed=True):
-        rows = rows_at_best_lr(part[_at_one_rate(part)])
-        out.append((dict(zip(SETTING, keys, strict=True)), rows.reset_index(drop=True)))
+        rows = pd.concat([rows_at_best_lr(of) for _, of in part.groupby("lr", sort=False)])
+        out.append((dict(zip(SETTING, keys, strict=True)), rows.loc[part.index].reset_index(drop=True)))
     return out
 
 
-def _at_one_rate(part: pd.DataFrame) -> pd.Series:
-    """True for the rows of a setting at the rate that is the best of most recipes, the lower of two; of recipes that
-    were not trained at it, for those at their best. Entropies, divergences and gradients follow from the rate first."""
-    best = rows_at_best_lr(part).drop_duplicates("config_id").set_index("config_id")["lr"]
-    counts = best.value_counts()
-    common = counts.index[counts.eq(counts.max())].min()
-    has_it = part["lr"].eq(common).groupby(part["config_id"]).transform("any")
-    return part["lr"].eq(part["config_id"].map(best).mask(has_it, common))
+def common_rate(rows: pd.DataFrame) -> float:
+    """The rate that is the best of most recipes of a setting, the lower of two."""
+    counts = _own_best(rows).value_counts()
+    return float(counts.index[counts.eq(counts.max())].min())
+
+
+def at_one_rate(rows: pd.DataFrame) -> pd.Series:
+    """True for the rows of a setting at the common rate; of recipes that were not trained at it, for those at their
+    best. Entropies, divergences and gradients follow from the rate before all else."""
+    common = common_rate(rows)
+    has_it = rows["lr"].eq(common).groupby(rows["config_id"]).transform("any")
+    return rows["lr"].eq(rows["config_id"].map(_own_best(rows)).mask(has_it, common))
+
+
+def _own_best(rows: pd.DataFrame) -> pd.Series:
+    """config_id -> its best rate. rows: of one setting."""
+    best = rows[at_best_lr(rows.assign(setting=0))]
+    return best.drop_duplicates("config_id").set_index("config_id")["lr"]
 
 
 def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -103,11 +121,11 @@ def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:
     found = pd.DataFrame(lines, index=rows.index)
     found.insert(0, "accuracy", 1 - rows["loss"])
     found["entropy_at_reward"] = np.nan
-    plain = rows[rows["is_baseline"].astype(bool) & ~rows["diverged"]].drop_duplicates("seed")
-    bf16 = plain.set_index("seed")["recorded"]
-    for at, seed, of in zip(rows.index, rows["seed"], rows["recorded"], strict=True):
-        if seed in bf16.index:
-            found.loc[at, "entropy_at_reward"] = at_equal_reward(of, bf16[seed])
+    plain = rows[rows["is_baseline"].astype(bool) & ~rows["diverged"]]
+    bf16 = dict(zip(zip(plain["lr"], plain["seed"], strict=True), plain["recorded"], strict=True))
+    for at, lr, seed, of in zip(rows.index, rows["lr"], rows["seed"], rows["recorded"], strict=True):
+        if (lr, seed) in bf16:
+            found.loc[at, "entropy_at_reward"] = at_equal_reward(of, bf16[lr, seed])
     found[rows["diverged"].to_numpy(bool)] = np.nan
     return {str(name): values for name, values in found.items()}
 

@@ -154,7 +154,11 @@ OUTCOME: dict[str, Column] = {
         "that the population read in a second of training; null if the task has no tokens or a lane ended before the "
         "others",
     ),
-    "peak_memory_bytes": Column(WHOLE, "of the population"),
+    "peak_memory_bytes": Column(
+        WHOLE,
+        "of the population: on a GPU the most that its tensors took; on a CPU the most that the whole process took "
+        "(resident set), Python, libraries and data included, which hides what a small model keeps",
+    ),
     "kept_bytes": Column(
         REAL,
         "that the forward pass of the population's first step kept for its backward pass, parameters apart; null if "

@@ -3,12 +3,12 @@ times of the four all-to-alls, memory, and a step in which a shared expert is co
 
 Ranks are processes of this machine: GPUs with NCCL, or gloo on a CPU. Each also computes the whole layer by itself and
 compares its part, with FP32 where a format would round; times are of the formats by default. A time over a slower link
-is bytes over its speed and nothing else.
+is bytes over its speed and nothing else. Every rank writes its rows to a file of its own as it measures them, and a row
+is given out as soon as all ranks have it.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,6 +38,7 @@ from fp4dse.tasks.language.expert_parallel import (
     packed_rows,
     swap_over,
     unpacked_rows,
+    without_multicast,
 )
 from fp4dse.tasks.language.experts import dispatch
 from fp4dse.tasks.threads import torch_threads
@@ -46,6 +48,8 @@ RECIPE = "hopper-moe-fp4"
 LINK = 50e9
 """Bytes a second of a link of 400 Gb/s."""
 REPEATS = 10
+WAIT = 0.2
+"""Seconds until files of rows are looked at again."""
 PLAIN, BF16 = Quantizer(element="none"), Quantizer(element="bf16")
 EXACT = Formats(results=PLAIN, g=PLAIN, gradients=PLAIN)
 """Formats under which ranks have the bits of one device."""
@@ -139,24 +143,43 @@ def bench(device: str = "cpu", ranks: int = 2, sizes: Sizes | None = None) -> It
     if sizes.experts % ranks:
         raise ConfigError("ranks", ranks, f"a divisor of {sizes.experts}, the number of experts")
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_of_rank, (ranks, device, sizes, folder), ranks)
-        found = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(ranks)]
-    for rows in zip(*found, strict=True):
-        first = Row(*rows[0])
-        yield first._replace(value=sum(row[1] for row in rows)) if first.unit == "wrong" else first
+        processes = spawn(_of_rank, (ranks, device, sizes, folder), ranks, join=False)
+        try:
+            given, running = 0, True
+            while running:
+                running = not processes.join(WAIT)  # or raises what a rank did
+                found = [_written(Path(folder) / f"{rank}.jsonl")[given:] for rank in range(ranks)]
+                for rows in zip(*found, strict=False):
+                    yield _of_all(rows)
+                    given += 1
+        finally:
+            for process in processes.processes:
+                process.kill()
+                process.join()
+
+
+def _written(file: Path) -> list[Row]:
+    """The rows that a rank has written whole."""
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    return [Row(*msgspec.json.decode(line)) for line in lines]
+
+
+def _of_all(rows: tuple[Row, ...]) -> Row:
+    first = rows[0]
+    return first._replace(value=sum(row.value for row in rows)) if first.unit == "wrong" else first
 
 
 def _of_rank(rank: int, ranks: int, device: str, sizes: Sizes, folder: str) -> None:
-    """One of the processes: its rows go to a file."""
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast
+    """One of the processes: its rows go to a file, one by one."""
+    without_multicast()
     device = by_device(device, cpu=device, cuda=f"cuda:{rank}")
     if by_device(device, cpu=False, cuda=True):
         torch.cuda.set_device(rank)
     where, backend = f"file://{folder}/store", by_device(device, cpu="gloo", cuda="nccl")
     dist.init_process_group(backend, where, rank=rank, world_size=ranks)
     try:
-        with torch_threads(1):
-            torch.save([tuple(row) for row in _rows(rank, ranks, device, sizes)], Path(folder) / f"{rank}.pt")
+        with torch_threads(1), open(Path(folder) / f"{rank}.jsonl", "ab", buffering=0) as file:
+            file.writelines(msgspec.json.encode(tuple(row)) + b"\n" for row in _rows(rank, ranks, device, sizes))
     finally:
         dist.destroy_process_group()
 
@@ -174,7 +197,7 @@ def _rows(rank: int, ranks: int, device: str, sizes: Sizes) -> Iterator[Row]:
     yield from _compared(part, x, g, chosen, device)
     yield from _ways(part, device)
     weights = sum(weight.nbytes for weight in layer.weights())
-    yield Row("weights of a rank's experts", weights / 2**20, "MiB", f"{ranks} ranks: {ranks * weights / 2**20:.0f}")
+    yield Row("weights of a rank's experts", weights / 2**20, "MiB", f"{ranks} ranks: {ranks * weights / 2**20:.4g}")
     for overlaps in (False, True):
         exchange = Exchange(swap_over(), rank)
         reset_peak(device)
@@ -236,7 +259,7 @@ def _ways(part: _Part, device: str) -> Iterator[Row]:
         rows = normal(sum(to), width, seed=5, device=device)
         away = 2 * width * sum(n for other, n in enumerate(to) if other != rank)
         sent = exchange.sent[way]
-        slower = f"{1e3 * sent / LINK:.3f} ms at {LINK / 1e9:.0f} GB/s, BF16 {1e3 * away / LINK:.3f}"
+        slower = f"{1e3 * sent / LINK:.3g} ms at {LINK / 1e9:.0f} GB/s, BF16 {1e3 * away / LINK:.3g}"
         note = f"{sent / away:.4f} of BF16's; {slower}"
         yield Row(f"{way}: bytes to other ranks", sent, "bytes", note)
         message = packed_rows(rows, q)

@@ -23,6 +23,7 @@ layers and balance is not part of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -169,8 +170,15 @@ class Exchange:
         return lambda: unpacked_rows(arrived(), rows.shape[1], q)
 
 
+def without_multicast() -> None:
+    """Have NCCL leave NVLink multicast (NVLS) off in this process, whatever its environment said: in a virtual machine
+    its use can put GPUs out of service that others share. NCCL asks once, when it makes the first communicator."""
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+
+
 def swap_over(group: dist.ProcessGroup | None = None) -> Swap:
-    """All-to-alls of a process group of torch.distributed; None: the default one."""
+    """All-to-alls of a process group of torch.distributed; None: the default one. Multicast is switched off."""
+    without_multicast()
 
     def swap(rows: Tensor, to: list[int], received: list[int]) -> Callable[[], Tensor]:
         out, rows = rows.new_empty(sum(received), rows.shape[1]), rows.contiguous()
@@ -186,7 +194,8 @@ def swap_over(group: dist.ProcessGroup | None = None) -> Swap:
 
 
 def gathered(chosen: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The choices [L, M, k] of all ranks as those of the whole batch, [L, n · M, k]."""
+    """The choices [L, M, k] of all ranks as those of the whole batch, [L, n · M, k]. Multicast is switched off."""
+    without_multicast()
     parts = [torch.empty_like(chosen) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, chosen.contiguous(), group=group)
     return torch.cat(parts, dim=1)

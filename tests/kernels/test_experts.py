@@ -105,6 +105,37 @@ def test_a_lane_has_the_same_bits_beside_others():
     assert same(Experts(recipes, [3, 4, 5]), Experts(recipes[:2], [5, 3]), among=(2, 0))
 
 
+PATHS = {
+    "experts": ("nvfp4-sr-rht", {}, False),
+    "packed": ("hopper-moe-fp4", {}, True),
+    "converted": ("hopper-moe-fp4", {"wgrad": {"g": "fp8-1x128", "x": "fp8-1x128", "source": "converted"}}, True),
+}
+
+
+def small_step(recipe, seeds, packed):
+    """Outputs and gradients of two small experts in lanes of these seeds, tokens of their own in each."""
+    numerics = LaneNumerics([recipe.canonical()] * len(seeds), seeds)
+    numerics.packed, place = packed, Place("mlp", 0, 2, "up", True)
+    weights = torch.stack([randn(2, 16, 32, seed=seed) for seed in seeds])
+    layers = [QuantLinear(weights[:, e], None, numerics, e, place) for e in range(2)]
+    group_layers(layers)
+    filled = torch.tensor([[seed % 17, 16 - seed % 13] for seed in seeds])
+    x = torch.stack([randn(2, 16, 32, seed=100 + seed) for seed in seeds])
+    x[torch.arange(16) >= filled[..., None]] = 0
+    y = expert_products(x.requires_grad_(), layers, filled)
+    return [y.detach(), *torch.autograd.grad((y * y.detach().cos()).sum(), [x, *(of.weight for of in layers)])]
+
+
+@pytest.mark.parametrize(("name", "more", "packed"), PATHS.values(), ids=PATHS)
+def test_of_64_lanes_each_has_the_bits_that_it_has_alone(name, more, packed):
+    """The first and the last lane, and one between."""
+    recipe = recipe_from_dict({**recipe_to_dict(Recipe.named(name)), **more})
+    together = small_step(recipe, range(64), packed)
+    for lane in (0, 37, 63):
+        alone = small_step(recipe, [lane], packed)
+        assert all(torch.equal(a[lane : lane + 1], b) for a, b in zip(together, alone, strict=True)), lane
+
+
 def test_experts_draw_random_bits_of_their_own():
     layers = Experts([Recipe.named("nvfp4-sr")] * 2, [3, 4]).ups
     seeds = [layer.numerics.use(layer.layer).seeds.tolist() for layer in layers]

@@ -74,6 +74,15 @@ def test_tasks_of_one_name_and_preset_are_refused(tmp_path, monkeypatch):
         setting.find_setting([own, bundled])
 
 
+def test_endings_that_change_no_bit_are_no_tasks_of_their_own():
+    """What was typed is named, and how to measure the memory of each."""
+    typed = r"'language:smoke and language:smoke\+packed'"
+    with pytest.raises(ConfigError, match=f"{typed}.*one of them.*rows of language:smoke; .*a --store of its own"):
+        setting.find_setting([("language", "smoke"), ("language", "smoke+packed")])
+    with pytest.raises(ConfigError, match=r"'language:smoke\+bf16\+packed and language:smoke\+bf16\+recompute'"):
+        setting.find_setting([("language", "smoke+bf16+packed"), ("language", "smoke+bf16+recompute")])
+
+
 def test_jobs_say_where_the_data_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{i},{i * i % 7}\n" for i in range(100))

@@ -7,7 +7,7 @@ import torch
 from fp4dse.dse import QUANTIZERS, SLOTS, ConfigError, Recipe
 from fp4dse.kernels import dispatch, quantize
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline, compiled, speed
+from fp4dse.tasks.bench import baseline, compiled, side_by_side, speed
 from fp4dse.tasks.bench.speed import Measure, Row, with_amax
 from fp4dse.tasks.engine.lane_counts import lanes_of
 from fp4dse.tasks.engine.population import Population, with_steps
@@ -118,3 +118,58 @@ def test_the_compiled_peer_learns_in_a_graph(quantized):
     peer = compiled.Peer(get_task("regression", "smoke"), 4, "cuda", quantized)
     losses = [peer.step().item() for _ in range(60)]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+def test_the_rows_of_a_gpu_ask_for_these_bounds():
+    reach = {row.what: row.reach for rows in speed.ON_GPU for row in rows("cuda")}
+    compiled_too = {name: bound for name, bound in reach.items() if "torch.compile" in name}
+    asked = {name: bound for name, bound in reach.items() if bound and name not in compiled_too}
+    between = ", nvidia-nvfp4 held against bf16, L = "
+    rows = {
+        "MLP, bf16, L = 64": "≤ 7.5",
+        "MLP, nvfp4 held, L = 64": "≤ 8.5",
+        "MLP+bf16, bf16, L = 64": "≤ 7.5",
+        "MLP+bf16, nvfp4 held, L = 64": "≤ 8.5",
+        f"language:10M{between}16": "≤ 1.10",
+        f"language:350M{between}1": "≤ 1.15",
+        "language:350M+bf16, mxfp4 through FP8 units against bf16, L = 1": "≤ 1",
+        "language:3M, ten populations of 4 lanes in ten workers against one of 36 in nvfp4, tokens a second": "≥ 0.7",
+    }
+    assert rows.items() <= asked.items()
+    for what, bound in {
+        "regression:mlp, nvfp4 held, L = 64, against equal lanes": "≥ 2",
+        "vision:small, nvfp4 held, L = 64, against equal lanes": "≥ 1.5",
+        "language:10M, nvfp4 held, L = 16, against equal lanes": "≥ 1.5",
+        "language:350M+bf16, bf16, step over": "≤ 1",
+        "language:350M+bf16, nvidia-nvfp4 held, step over": "≤ 1.15",
+        "language:350M+bf16, nvfp4-sr-rht in all layers, step over": "≤ 1",
+    }.items():
+        assert [found for name, found in compiled_too.items() if name.startswith(what)] == [bound]
+
+
+def test_the_row_of_fp8_units_times_them(monkeypatch):
+    asked = []
+
+    def step_us(task, recipe, *_):
+        asked.append((task.preset, recipe.label()))
+        return 2000.0 if recipe.gemm == "fp8-exact" else 1000.0
+
+    monkeypatch.setattr(speed, "step_us", step_us)
+    (row,) = (row for row in speed._decoders("cuda") if "FP8 units" in row.what)
+    assert row.value() == (2.0, "ms a step: 2.0, bf16 1.0")
+    assert {preset for preset, _ in asked} == {"350M+bf16"}
+
+
+def test_recipes_that_train_apart_cannot_train_together():
+    assert len({Recipe.named(name).signature() for name in speed.APART}) == len(speed.APART) == 10
+
+
+def test_populations_side_by_side_count_the_tokens_of_all():
+    found = side_by_side.tokens_per_second(("language", "smoke"), ["nvfp4", "mxfp4"], 1, "cpu", least_s=0.05, warm_up=1)
+    assert found > 0
+
+
+@pytest.mark.slow
+def test_a_population_that_fails_ends_those_beside_it():
+    with pytest.raises(RuntimeError, match="found 'poetry'"):
+        side_by_side.tokens_per_second(("language", "smoke"), ["nvfp4", "poetry"], 1, "cpu", least_s=0.05, warm_up=1)

@@ -19,8 +19,10 @@ from fp4dse.dse.cost.report import fits, sent
 from fp4dse.dse.cost.step import EXCHANGE
 
 BF16 = Recipe.named("bf16")
-FP4 = replace(Recipe.named("hopper-moe-fp4"), gemm="fp8-exact")
-FP8 = replace(FP4, fprop=replace(FP4.fprop, x=Quantizer.named("fp8-1x128")))
+HERE = replace(Recipe.named("hopper-moe-fp4"), gemm="fp8-exact")
+FP4 = replace(HERE, fprop=replace(HERE.fprop, w=Quantizer.named("fp8-current")))
+"""As the paper multiplies: x in FP8 units, which here take MXFP4 beside FP8 with one factor of the tensor."""
+FP8 = replace(HERE, fprop=replace(HERE.fprop, x=Quantizer.named("fp8-1x128")))
 H100, LARGE = load_chip("h100"), load_model("deepseek-671b")
 SHARE = 0.567
 """Of blocks that are made again: with the shape's `in_flight` it gives the published peaks."""
@@ -47,7 +49,21 @@ def test_at_equal_memory_it_is_as_much_faster_as_published_and_at_equal_recomput
         for end in ("high", "low")
     ]
     assert f"| at equal memory | 1.125 | {ratio:.3f} ({ends[0]:.2f} to {ends[1]:.2f}) |" in page
+    here = [at_share(HERE, LARGE, H100, SHARE), fit(HERE, LARGE, H100, fp8.bytes)]
+    slower = [of.tokens_per_s / fp8.tokens_per_s for of in here]
+    assert f"modelled {slower[0]:.3f} at\nequal recomputation and {slower[1]:.3f} at equal memory" in page
     assert f"the model has {4 / 61 * fp8.tokens_per_s:,.0f} tokens a second" in page
+
+
+def test_with_swiglus_inputs_in_fp8_in_both_runs_less_is_gained():
+    same = replace(LARGE, kept=[replace(of, bits=8.25) for of in LARGE.kept])
+    fp8 = at_share(FP8, same, H100, SHARE)
+    ratio = fit(FP4, same, H100, fp8.bytes).tokens_per_s / fp8.tokens_per_s
+    peak = memory(FP4, same, SHARE) / 80e9
+    page = (Path(__file__).parents[3] / "docs" / "cost.md").read_text()
+    assert f"MXFP4's peak would be {100 * peak:.1f} % and the ratio at equal memory {ratio:.2f}." in page.replace(
+        "\n", " "
+    )
 
 
 def test_dispatches_are_as_small_as_their_formats():
@@ -86,6 +102,19 @@ def test_what_is_kept_is_inputs_in_their_bits_and_what_the_shape_names():
     inputs = 32 * (3 * 4096 + 14336) + 4096
     beside = 32 * (2 * 4096 + 6144 + 2 * 14336) + 128256
     assert kept_bytes(BF16, llama) == 2 * 8192 * (inputs + beside)
+
+
+def test_copies_of_experts_weights_are_kept_where_the_shape_has_them():
+    moe = load_model("moe8-4b")
+    weights = 16 * 8 * (2048 * 8192 + 4096 * 2048)
+    bare = replace(moe, copies=False)
+    for recipe, size in ((FP4, 4), (BF16, 2)):
+        assert kept_bytes(recipe, moe) - kept_bytes(recipe, bare) == size * weights
+    assert 4 * weights == pytest.approx(12.9e9, rel=2e-3)
+    bf16, fp4 = fits(FP4, moe, H100)
+    assert (bf16["made_again"], bf16["gb"]) == (0, pytest.approx(77.6, abs=0.05))
+    assert fp4["made_again"] > 0
+    assert fp4["gb"] == pytest.approx(80.3, abs=0.05)
 
 
 @given(st.floats(0, 1), st.sampled_from([BF16, FP8, FP4]))

@@ -1,5 +1,6 @@
 """The modelled step: what makes it longer or shorter, and by which part of it."""
 
+import itertools
 import math
 
 import msgspec
@@ -8,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_files
+from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.cost import (
     ENDS,
     Cost,
@@ -24,9 +26,10 @@ from fp4dse.dse.cost import (
 from fp4dse.dse.cost.at_place import recipe_at
 from fp4dse.dse.cost.report import time_to_quality, tokens_to_spare
 from fp4dse.dse.cost.step import CORE, OVERHEAD_OF, PARTS, REST, UNMODELLED, estimator_work, layers_by_recipe
-from fp4dse.dse.cost.units import notes, product_unit
+from fp4dse.dse.cost.units import NOT_TAKEN, notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
+from fp4dse.dse.exactness import fp8_formats
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import QUANTIZERS, LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES, LowRank
@@ -268,6 +271,36 @@ def test_products_on_fp8_units_are_cheaper_where_there_is_no_fp4_unit_and_nothin
         assert overhead(fp8, chip=chip) == overhead(exact, chip=chip)
     uneven = msgspec.structs.replace(Recipe.named("ufp4"), gemm="bf16-rounded")
     assert overhead(uneven, chip="h200") < 1.3 < overhead(Recipe.named("ufp4"), chip="h200")
+
+
+def test_of_products_on_fp8_units_those_are_priced_that_kernels_take_there():
+    """One definition, of pairs: exactness.fp8_formats. What they do not take is priced as without `fp8-exact`."""
+    operands = [Quantizer.named(name).canonical() for name in OF_FEW_BITS]
+    taken = {(a, b) for a in operands for b in operands if fp8_formats([a], [b])}
+    assert 4 <= len(taken) < len(operands) ** 2 / 2
+    for a, b in itertools.product(operands, repeat=2):
+        unit = product_unit(a, b, H200, "fp8-exact")
+        assert unit == ("fp8" if (a, b) in taken else product_unit(a, b, H200)), (a.label(), b.label())
+
+
+def test_mxfp4_beside_fp8_with_factors_of_tiles_takes_bf16_products_with_fp8_exact_as_without():
+    exact = Recipe.named("hopper-moe-fp4")
+    fp8 = msgspec.structs.replace(exact, gemm="fp8-exact")
+    for chip in ("h100", "h200", "gb200"):
+        assert overhead(fp8, chip=chip) == overhead(exact, chip=chip)
+    assert notes(fp8, H200) == [*notes(exact, H200), f"all slots: {NOT_TAKEN}"]
+    assert notes(fp8, B200) == notes(exact, B200)
+
+
+def test_attention_cores_stay_exact_with_fp8_exact():
+    mxfp4 = Quantizer.named("mxfp4")
+    exact = msgspec.structs.replace(Recipe.named("mxfp4"), attention=Attention(scores=Scores(q=mxfp4, k=mxfp4)))
+    fp8 = msgspec.structs.replace(exact, gemm="fp8-exact")
+    assert step_cost(fp8, LLAMA, H200).seconds[CORE] == step_cost(exact, LLAMA, H200).seconds[CORE]
+    assert "attention core: no FP4 unit; emulated, decoded exactly to BF16" in notes(fp8, H200)
+
+
+OF_FEW_BITS = ("mxfp4", "mxfp4-2d", "mxfp8", "fp8-current", "fp8-e5m2-current", "fp8-row", "fp8-1x128", "fp8-128x128")
 
 
 def test_decoded_for_fp8_units_an_operand_has_a_byte_an_element():

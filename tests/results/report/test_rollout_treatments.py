@@ -38,7 +38,7 @@ def page_of(store):
 def test_a_line_is_a_treatment_and_its_numbers_are_the_views(rl):
     page = page_of(rl)
     answer = rl.sql(PANEL.queries[0])
-    known = {float(value) for name in ("difference", "low", "high", "seeds") for value in answer[name].dropna()}
+    known = {float(value) for name in ("difference", "low", "high", "seeds", "lr") for value in answer[name].dropna()}
     body = page.partition("</p>")[2].partition("<details")[0]
     assert {float(value) for value in re.findall(r'<data value="(.*?)"', body)} <= known | {0.0}
     text = re.sub("<[^>]*>", " ", body)

@@ -7,6 +7,7 @@ import pytest
 
 from fp4dse.dse import Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.inject import INJECT_NAMES
+from fp4dse.dse.noise import NOISE_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
@@ -103,6 +104,38 @@ def test_recipes_are_compared_at_one_rate_though_their_best_ones_differ(tmp_path
     blocks = rollout_effects(runs).set_index(["treatment", "number"]).loc["macro blocks"]["difference"]
     assert blocks["mismatch_kl"] == 0
     assert blocks["accuracy"] == pytest.approx(-0.1)
+
+
+def test_the_two_of_a_pair_and_a_recipe_and_bf16_are_at_equal_rates(tmp_path, row):
+    """Some recipes have records at another rate alone. KL is the rate: a pair of two rates would have a difference."""
+    macro, noisy = fixed("macro"), replace(BF16, training=Training(noise=NOISE_NAMES["weights"]))
+    losses = {BF16: {1e-3: 0.1, 4e-3: 0.2}, fixed(): {1e-3: 0.1}, macro: {4e-3: 0.1}, noisy: {4e-3: 0.3}}
+    losses |= {fixed(noise="weights"): {1e-3: 0.15}, fixed("macro", noise="weights"): {1e-3: 0.2, 4e-3: 0.1}}
+    store = open_store(tmp_path / "store", create=True)
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    rows = [
+        row(recipe, seed, loss, lr=lr, recorded={"step": STEPS.tolist(), **series(100 * lr, mismatch_kl=lr)}, **of_rl)
+        for recipe, of in losses.items()
+        for lr, loss in of.items()
+        for seed in SEEDS
+    ]
+    store.add(rows, "job")
+    lines = store.sql("FROM rollout_effects WHERE number = 'mismatch_kl'")
+    assert lines["difference"].eq(0).all()
+    assert lines["pairs"].eq(1).all()
+    assert list(zip(lines["treatment"], lines["trainer"], lines["lr"], strict=True)) == [
+        ("macro blocks", "fp4", 1e-3),
+        ("noise weights", "bf16", 4e-3),
+        ("noise weights", "fp4", 1e-3),
+        ("noise weights", "fp4", 4e-3),
+    ]
+    solved = store.sql("FROM rollout_effects WHERE number = 'accuracy' AND trainer = 'bf16'")
+    assert solved["difference"].tolist() == pytest.approx([-0.1]), "0.3 against 0.2, both at 4e-3"
+    found = store.sql("FROM rollout_numbers").set_index(["number", "config_id"])
+    assert found.loc["mismatch_kl", "difference"].eq(0).all()
+    line = found.loc[("accuracy", noisy.config_id)]
+    assert (line["lr"], line["difference"], line["pairs"]) == pytest.approx((4e-3, -0.1, 4))
+    assert found.loc[("entropy_at_reward", noisy.config_id), "difference"] == pytest.approx(0)
 
 
 def test_the_slope_is_that_of_least_squares_over_what_was_recorded(stored):

@@ -1,5 +1,6 @@
 """Tokens reach experts on other ranks packed, with the bits that one process has, and as few bytes as their formats."""
 
+import os
 import threading
 
 import pytest
@@ -11,13 +12,15 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.experts import expert_products, group_layers
-from fp4dse.tasks.bench.exchange import CPU, bench
+from fp4dse.tasks.bench import exchange
+from fp4dse.tasks.bench.exchange import CPU, Layer, bench, spawn
 from fp4dse.tasks.language.expert_parallel import (
     Exchange,
     Formats,
     make_plan,
     packed_rows,
     row_bytes,
+    swap_over,
     unpacked_rows,
 )
 from fp4dse.tasks.language.experts import _GatherRows, dispatch
@@ -205,6 +208,61 @@ def test_two_processes_have_the_bits_of_one(device):
     assert wrong == [0] * 7
     notes = {way: rows[f"{way}: bytes to other ranks"].note for way in ("forward dispatch", "backward dispatch")}
     assert [note.split()[0] for note in notes.values()] == ["0.2656", "0.5156"]
+    link = notes["forward dispatch"].split()
+    assert 0 < float(link[3]) < float(link[-1])  # milliseconds of this format and of BF16, not rounded to 0
+    assert float(rows["weights of a rank's experts"].note.split()[-1]) > 0
+
+
+def test_rows_of_the_bench_come_while_others_are_measured_and_no_process_is_left_behind(monkeypatch):
+    started = []
+
+    def spawned(*arguments, **more):
+        started.append(spawn(*arguments, **more))
+        return started[0]
+
+    monkeypatch.setattr(exchange, "spawn", spawned)
+    rows = bench("cpu", 1, CPU)
+    assert next(rows).what == "choices of all ranks, gathered"
+    [process] = started[0].processes
+    assert process.is_alive()  # it has all else to measure
+    rows.close()
+    assert not process.is_alive()
+
+
+def test_multicast_is_off_whatever_the_environment_says(monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "of the user")
+    swap_over()
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_shared_expert_is_computed_while_tokens_and_their_gradients_are_under_way(overlaps):
+    """By the order of calls, as an asynchronous all-to-all would have it."""
+    calls = []
+
+    def swap(rows, to, received):
+        calls.append("start")
+
+        def arrived():
+            calls.append("wait")
+            return rows
+
+        return arrived
+
+    layer = Layer(CPU, 0, 1, "cpu")
+    of_shared = layer.of_shared
+    layer.of_shared = lambda x: (calls.append("shared expert"), of_shared(x))[1]
+    layer.shared["up"].weight.register_hook(lambda g: calls.append("shared expert"))  # the last of its backward pass
+    x = randn(1, CPU.tokens, CPU.width).requires_grad_()
+    plan, filled = layer.plan(randn(1, CPU.tokens, CPU.experts).topk(CPU.choices).indices)
+    y = layer(x, Exchange(swap, 0), plan, filled, overlaps)
+    order = ["start", "shared expert", "wait"] if overlaps else ["start", "wait", "shared expert"]
+    assert calls == [*order, "start", "wait"]
+    calls.clear()
+    y.sum().backward()
+    assert calls[:2] == ["start", "wait"]  # of the combine
+    assert overlaps == (calls[2:] == ["start", "shared expert", "wait"])
+    assert sorted(calls) == ["shared expert", "start", "start", "wait", "wait"]
 
 
 def test_experts_that_cannot_be_shared_out_are_refused():

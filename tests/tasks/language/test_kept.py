@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from fp4dse import cli
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.scale import TensorScale
+from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.quant.operand.records import Journal
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.tasks import Lane, environment, facts_of, get_task
@@ -18,6 +19,7 @@ from fp4dse.tasks.bench.kept import kept_for_backward
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.population import with_steps
 from fp4dse.tasks.job import Job
+from fp4dse.tasks.language.decoder import Decoder
 from fp4dse.tasks.worker import task_of
 
 STEPS = 4
@@ -167,3 +169,25 @@ def test_operands_of_linear_layers_take_a_quarter_in_mxfp4_and_half_in_fp8(capsy
     assert rows["MXFP4"]["of_fp8"] < 0.91
     assert rows["MXFP4, decoded"]["of_bf16"] > 1
     assert ended.value.code in (0, None)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("hopper-moe-fp4", torch.float32)])
+def test_copies_of_experts_weights_are_kept_as_the_cost_model_has_them(name, dtype):
+    task, lanes, experts = get_task("language", "moe8-smoke+bf16+packed"), 2, 8
+    [shape] = task.model.args
+    numerics = LaneNumerics([Recipe.named(name)] * lanes, range(lanes), "cpu", dtype=torch.bfloat16)
+    numerics.packed = True
+    model = Decoder(shape, shape.initial(256, range(lanes)), numerics)
+    tokens, kept = torch.arange(128).view(1, 4, 32).expand(lanes, -1, -1), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        model(tokens)
+    copies = {(lanes * experts, 2 * shape.ffn, shape.width), (lanes * experts, shape.width, shape.ffn)}
+    assert {(tuple(x.shape), x.dtype) for x in kept if tuple(x.shape) in copies} == {(of, dtype) for of in copies}
+
+
+@pytest.mark.parametrize("ending", ["+packed", "+recompute", "+packed+recompute"])
+def test_a_preset_that_says_what_is_kept_is_refused_as_it_was_typed(ending, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kept", f"0.4M+bf16{ending}"])
+    assert ended.value.code == 2
+    assert f"preset: found '0.4M+bf16{ending}'; accepted: 0.4M+bf16 (with and without" in capsys.readouterr().err
