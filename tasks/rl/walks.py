@@ -88,7 +88,7 @@ class Walks(Problems, frozen=True, tag="walks"):
 
 
 def _ranks(drawn: Tensor) -> Tensor:
-    """The number of those of drawn [..., n] that are smaller than each, or equal and earlier: a permutation of 0 … n-1."""
+    """The number of those of drawn [..., n] that are below each, or equal and earlier: a permutation of 0 … n - 1."""
     number = torch.arange(drawn.shape[-1], device=drawn.device)
     mine, other = drawn[..., :, None], drawn[..., None, :]
     return ((other < mine) | ((other == mine) & (number < number[:, None]))).sum(dim=-1)
