@@ -31,9 +31,11 @@ HELD_OUT, EXAMPLES = 1 << 31, (1 << 31) + 1
 
 
 class Flaws(NamedTuple):
-    """The facts that are stated wrongly in answers to prompts [S, n, …]. away: how far the stated outcome of each fact is
-    from the true one, 0 of a sound fact, int64 [S, facts]; errs: whether an answer gets a flawed fact wrong where it
-    uses it, bool [S, n, uses]."""
+    """The facts that are stated wrongly in answers to prompts [S, n, …].
+
+    away   how far the stated outcome of each fact is from the true one, 0 of a sound fact, int64 [S, facts]
+    errs   true where an answer gets a flawed fact wrong at this use, bool [S, n, uses]
+    """
 
     away: Tensor
     errs: Tensor
