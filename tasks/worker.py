@@ -14,7 +14,8 @@ A child exits with 0 when the result is written, OUT_OF_MEMORY when the populati
 will, STOPPED when it was asked to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
 
 With `--folder DIR` it works through the folders of jobs in DIR instead, each with a job.json and, when it is done, an
-out.json: where nobody can give it lines. `--share 0/2` takes every second of them, for one of two workers.
+out.json: where nobody can give it lines. `--share 0/2` takes every second of them, for one of two workers. Jobs that
+find no room beside other processes of a device are tried again after the others.
 
 SIGTERM, SIGUSR1 and SIGUSR2 ask the worker to stop: the running job saves its checkpoint after the present step, and no
 other job is started. `--budget SECONDS` does the same after so many seconds.
@@ -34,8 +35,9 @@ import argparse
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -56,6 +58,8 @@ from fp4dse.tasks.threads import torch_threads
 
 CHECKPOINT = "checkpoint.pt"
 """Name of a job's checkpoint, beside its result."""
+ROUNDS, PAUSE_S = 4, 20.0
+"""How often a job of a folder is tried that finds no room on its device, and seconds before it is tried again."""
 
 
 class Stopping:
@@ -85,14 +89,15 @@ def main(arguments: list[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
         signal.signal(number, Stopping.ask)
     signal.setitimer(signal.ITIMER_REAL, asked.budget)
-    for job_file, out_file, stderr_file in jobs_in(asked.folder, asked.share) if asked.folder else jobs_given():
+    codes: dict[str, int] = {}
+    for job_file, out_file, stderr_file in jobs_in(asked.folder, asked.share, codes) if asked.folder else jobs_given():
         with open(stderr_file, "ab") as stderr:
             os.dup2(stderr.fileno(), 2)
         job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
         if job.device == "cpu":
             backend("cpu")
         environment("cpu", 1)  # what it asks of other programs is remembered, for all children
-        code = run_in_child(job, Path(out_file))
+        codes[job_file] = code = run_in_child(job, Path(out_file))
         print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line
 
 
@@ -102,10 +107,11 @@ def jobs_given() -> Iterator[tuple[str, str, str]]:
         yield msgspec.json.decode(line, type=tuple[str, str, str])
 
 
-def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
+def jobs_in(folder: Path, share: str, codes: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
     """The files of each job in a folder that has no result: those with a checkpoint first, then by their turn
-    (`Job.turn`), the longest first. SystemExit if a stop was asked for. ConfigError on a folder that is not there, or a
-    share that is none."""
+    (`Job.turn`), the longest first; then, ROUNDS - 1 times, those that found no room beside other processes, since
+    these may have ended. codes: the exit code of each job so far. SystemExit if a stop was asked for. ConfigError on a
+    folder that is not there, or a share that is none."""
     if not folder.is_dir():
         raise ConfigError("--folder", str(folder), "a folder with jobs")
     first, _, of = (int(part) if part.isdigit() else part for part in share.partition("/"))
@@ -114,10 +120,23 @@ def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
     waiting = [file for file in folder.glob("*/job.json") if not file.with_name("out.json").exists()]
     waiting.sort(key=_turn)
     mine = sorted((file.parent for file in waiting[first::of]), key=lambda job: not (job / CHECKPOINT).exists())
-    for job in mine:
-        if Stopping.asked:
-            sys.exit(STOPPED)
-        yield str(job / "job.json"), str(job / "out.json"), str(job / "stderr.txt")
+    for turn in range(ROUNDS):
+        if turn:
+            mine = [job for job in mine if codes.get(str(job / "job.json")) == OUT_OF_MEMORY]
+            rest(PAUSE_S if mine else 0.0)
+        for job in mine:
+            if Stopping.asked:
+                sys.exit(STOPPED)
+            yield str(job / "job.json"), str(job / "out.json"), str(job / "stderr.txt")
+
+
+def rest(seconds: float) -> None:
+    """Do nothing for so long. SystemExit if a stop is asked for meanwhile."""
+    Stopping.idle = True
+    if Stopping.asked:
+        sys.exit(STOPPED)
+    time.sleep(seconds)
+    Stopping.idle = False
 
 
 def _turn(file: Path) -> tuple[int, int, str]:

@@ -15,8 +15,8 @@ from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.jobfolder import job_name, write_job
 from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import plan
-from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.job import Job
+from fp4dse.tasks import Lane, get_task, train, worker
+from fp4dse.tasks.job import OUT_OF_MEMORY, Job
 from fp4dse.tasks.worker import jobs_in
 
 RECIPES = [Recipe.named("nvfp4"), Recipe.named("mxfp4")]
@@ -60,7 +60,7 @@ def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_p
     assert "6 jobs with 9 lanes wait in" in first.stopped  # two lanes a job, of three recipes with three lanes each
     jobs = sorted(path.parent.name for path in (tmp_path / "away" / "jobs").glob("*/job.json"))
     baselines = {str(path) for path in (tmp_path / "away" / "jobs").glob("*/job.json") if of_baseline(path)}
-    assert {job for job, *_ in islice(jobs_in(tmp_path / "away" / "jobs", "0/1"), len(baselines))} == baselines
+    assert {job for job, *_ in islice(jobs_in(tmp_path / "away" / "jobs", "0/1", {}), len(baselines))} == baselines
     work(tmp_path / "away", "--share", "0/2")
     assert len(list((tmp_path / "away" / "jobs").glob("*/out.json"))) == 3
     second = sweep(tmp_path / "away")
@@ -80,10 +80,22 @@ def test_a_worker_takes_baselines_then_what_trains_nothing_then_the_longest(tmp_
     planned = plan(space, [task], seeds=(0,), lrs=None, is_stored=lambda *_: False, machine=machine)
     for job in planned.jobs:
         write_job(tmp_path / job_name(job), job, {})
-    read = [msgspec.json.decode(Path(job).read_bytes(), type=Job) for job, *_ in jobs_in(tmp_path, "0/1")]
+    read = [msgspec.json.decode(Path(job).read_bytes(), type=Job) for job, *_ in jobs_in(tmp_path, "0/1", {})]
     assert [job.turn for job in read] == [0] + 5 * [1] + (len(read) - 6) * [2]
     sizes = [len(job.lanes) for job in read if job.turn == 2]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_job_that_finds_no_room_is_tried_again_after_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "PAUSE_S", 0.0)
+    for name in ("a", "b", "c"):
+        write_job(tmp_path / name, Job("regression", "smoke", [Lane(Recipe.named("bf16"), 1e-3, 0)]), {})
+    codes, tried = {}, []
+    for job, *_ in worker.jobs_in(tmp_path, "0/1", codes):
+        name = Path(job).parent.name
+        tried.append(name)
+        codes[job] = {"a": OUT_OF_MEMORY, "b": 1, "c": OUT_OF_MEMORY if tried.count("c") < 2 else 0}[name]
+    assert "".join(tried) == "abc" + "ac" + "a" * (worker.ROUNDS - 2)
 
 
 def test_the_folder_has_to_be_named(tmp_path):
