@@ -116,7 +116,7 @@ def _known(name: str, preset: str) -> str:
     known, endings = _apart(preset)
     if name != "language" and (not_taken := [ending for ending in endings if ending in OF_LANGUAGE]):
         shorter = known + "".join(ending for ending in endings if ending not in OF_LANGUAGE)
-        raise ConfigError(f"preset of {name}", preset, f"{shorter} ({' and '.join(not_taken)} is for language)")
+        raise ConfigError(f"preset of {name}", preset, f"{shorter} ({' and '.join(not_taken)}: for language alone)")
     if known not in TASKS[name]:
         more = PACKED if name != "language" else f"{SWIGLU8}, {PACKED} and {RECOMPUTE}"
         accepted = f"{', '.join(TASKS[name])}, each with {BF16} or without, then {more} or without"
@@ -142,9 +142,8 @@ def _tuned(task: Task, data: str = "") -> Task:
 
 
 def _at_preset(task: Task, preset: str) -> Task:
-    """The task as the name of the preset that was asked for says: with BF16 between layers if that has `+bf16`, and what
-    `+swiglu8` means, which stay in its name; with `+packed` and `+recompute` what they mean, which stand in its origin
-    alone."""
+    """The task as the name of the preset that was asked for says: with what `+bf16` and `+swiglu8` mean, which stay in
+    its name, and with what `+packed` and `+recompute` mean, which stand in its origin alone."""
     known, endings = _apart(preset)
     named = known + "".join(ending for ending in endings if ending in (BF16, SWIGLU8))
     if named != known:

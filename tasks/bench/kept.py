@@ -38,7 +38,8 @@ WAYS = {
     "MXFP4, recomputed": (HOPPER, "+packed+recompute"),
 }
 """The form in which linear layers keep inputs -> a recipe, and the ending of the preset: 2603.02731 and what it stands
-beside. Weight gradients take the forward pass's copy, but in BF16. With MXFP8 for what SwiGLU keeps, gradients change."""
+beside. Weight gradients take the forward pass's copy, but in BF16. What SwiGLU keeps in MXFP8
+changes gradients."""
 
 
 class Row(NamedTuple):

@@ -1,8 +1,8 @@
 """SwiGLU (2002.05202), silu(gate) ∘ up, computed in FP32 and rounded after each function to the dtype that came in.
 
-It keeps its input for the backward pass, which is all that a kernel needs, and nothing of what it made of it. On request
-it keeps that in MXFP8, gate and up in blocks of their own: the result stays what it was, its gradient is taken where the
-rounded input lies.
+It keeps its input for the backward pass, which is all that a kernel needs, and nothing of what it made of it. On
+request it keeps that in MXFP8, gate and up in blocks of their own: the result stays what it was, its gradient is that
+at the rounded input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _SwiGlu(Function[Tensor]):
         x, *scales = ctx.saved_tensors
         if scales:
             shape, dtype = ctx.of
-            x = from_mxfp8(x, *scales, (*shape[:-1], 2, shape[-1] // 2), dtype).flatten(-2)
+            x = from_mxfp8(x, scales[0], (*shape[:-1], 2, shape[-1] // 2), dtype).flatten(-2)
         if ctx.kernels:
             return None, None, ctx.kernels.swiglu_gradient(x, g)
         x = x.detach().requires_grad_()

@@ -24,11 +24,15 @@ BLOCK = 32
 
 
 def in_mxfp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Elements and scales of x, float32 or bfloat16 [..., C], 33 bytes for 32 numbers: E4M3 [1, R, C'] and E8M0's codes,
-    uint8 [1, R, C' / 32]; C' is C filled up with zeros to whole blocks, R the number of rows."""
+    """Elements and scales of x, float32 or bfloat16 [..., C], 33 bytes for 32 numbers.
+
+    E4M3 [1, R, C'], and codes of E8M0, uint8 [1, R, C' / 32]. R: the number of rows; C': C, filled up with zeros to
+    whole blocks.
+    """
     rows = x.detach().reshape(1, -1, x.shape[-1])
     of, use = _quantizers(str(x.device))
-    found = stored(quantized(of, F.pad(rows, (0, -x.shape[-1] % BLOCK)), use), of.each)
+    missing = -x.shape[-1] % BLOCK
+    found = stored(quantized(of, F.pad(rows, (0, missing)) if missing else rows, use), of.each)
     return found.codes, found.scales
 
 

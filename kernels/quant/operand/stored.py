@@ -5,8 +5,8 @@ again in the backward pass, bit for bit.
              they are found from the decoded values, so that it does not matter which path quantized: q · s of a block
              is exact, so s is the block's largest magnitude over one of the format's, and of those that are scales and
              give every element, the first will do
-    FP8      elements under factors in FP32 of the tensor, of rows or of 128 numbers; or, as in MXFP8, elements and a byte
-             for each block's power of two, which is the least that holds the block's largest
+    FP8      elements under factors in FP32 of the tensor, of rows or of 128 numbers; of MXFP8 elements and
+             a byte for each block's power of two, the least under which its largest is an element
     BF16     what is not quantized
 
 The tensor's factor, or those of rows and segments, stay as they are.
