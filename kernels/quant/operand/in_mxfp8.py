@@ -1,7 +1,7 @@
-"""A tensor that is kept from the forward to the backward pass in MXFP8, where it would be kept as it is.
+"""A tensor that is kept from the forward to the backward pass in MXFP8.
 
-It is no operand: no product takes it, no recipe has a word for it, and BF16's lanes may keep it so, too. Elements are
-rounded to nearest, and blocks are all that share a scale, so that lanes need not be told apart.
+It is no operand: no product takes it, no recipe says how it is rounded, and lanes in BF16 may keep it so, too. Elements
+are rounded to nearest, and nothing but a block shares a scale, so that lanes need not be told apart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def in_mxfp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_mxfp8(codes: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What `in_mxfp8` made of an x of this shape, in this dtype: exact in either."""
+    """The numbers of an x of this shape as `in_mxfp8` rounded them, in this dtype: both hold them."""
     values = restored(Stored(codes, scales, scales.new_empty(0)), (FORMAT,)).values
     return values[0, :, : shape[-1]].to(dtype).reshape(shape)
 
