@@ -126,7 +126,8 @@ def bench_kept(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4.
+    """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4, and
+    SwiGLU's in MXFP8.
 
     On a GPU also the peak memory of a training of two lanes.
     """

@@ -46,14 +46,21 @@ NAMED_DATA: dict[str, Collection[str]] = {
 BF16 = "+bf16"
 """After the name of a preset: with BF16 between the layers. It is a preset of its own, and so are its rows."""
 
+SWIGLU8 = "+swiglu8"
+"""After that, of language: SwiGLUs keep their inputs for the backward pass in MXFP8. Gradients are others, of BF16 too:
+it is a preset of its own, and so are its rows."""
+
 PACKED, RECOMPUTE = "+packed", "+recompute"
 """After that: layers whose weight gradient takes the forward pass's quantized x keep it as codes; and, of language,
 blocks keep their inputs for the backward pass and nothing in between, which is made again. The bits are those of the
 preset without them, and so are its name and its rows."""
 
+OF_LANGUAGE = SWIGLU8, RECOMPUTE
+
 
 def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
-    """The task at a preset, with `+bf16`, `+packed`, `+recompute` behind it if wanted; on the user's data if `data`
+    """The task at a preset, with `+bf16`, `+swiglu8`, `+packed`, `+recompute` behind it
+    if wanted; on the user's data if `data`
     names some. For a file `….py`, its object called `preset`. start: a file of weights that all lanes start from
     (weights.py), or for language the folder of a pretrained decoder. An empty text is as good as None.
 
@@ -106,15 +113,24 @@ def _from_scratch(name: str, preset: str, data: str | None) -> Task:
 
 def _known(name: str, preset: str) -> str:
     """The preset without `+bf16` and what may follow. ConfigError if the task has none of this name, or no blocks."""
-    shorter = preset.removesuffix(RECOMPUTE)
-    if shorter != preset and name != "language":
-        raise ConfigError(f"preset of {name}", preset, f"{shorter} ({RECOMPUTE} is for language)")
-    known = shorter.removesuffix(PACKED).removesuffix(BF16)
+    known, endings = _apart(preset)
+    if name != "language" and (not_taken := [ending for ending in endings if ending in OF_LANGUAGE]):
+        shorter = known + "".join(ending for ending in endings if ending not in OF_LANGUAGE)
+        raise ConfigError(f"preset of {name}", preset, f"{shorter} ({' and '.join(not_taken)}: for language alone)")
     if known not in TASKS[name]:
-        endings = PACKED if name != "language" else f"{PACKED} and {RECOMPUTE}"
-        accepted = f"{', '.join(TASKS[name])}, each with {BF16} or without, then {endings} or without"
+        more = PACKED if name != "language" else f"{SWIGLU8}, {PACKED} and {RECOMPUTE}"
+        accepted = f"{', '.join(TASKS[name])}, each with {BF16} or without, then {more} or without"
         raise ConfigError(f"preset of {name}", preset, accepted)
     return known
+
+
+def _apart(preset: str) -> tuple[str, list[str]]:
+    """A preset's name, and the endings that follow it in their order."""
+    endings: list[str] = []
+    for ending in (RECOMPUTE, PACKED, SWIGLU8, BF16):
+        if preset.endswith(ending):
+            preset, endings = preset.removesuffix(ending), [ending, *endings]
+    return preset, endings
 
 
 def _tuned(task: Task, data: str = "") -> Task:
@@ -126,13 +142,14 @@ def _tuned(task: Task, data: str = "") -> Task:
 
 
 def _at_preset(task: Task, preset: str) -> Task:
-    """The task as the name of the preset that was asked for says: with BF16 between layers if that has `+bf16`, which
-    stays in its name; with `+packed` and `+recompute` what they mean, which stand in its origin alone."""
-    shorter = preset.removesuffix(RECOMPUTE)
-    named = shorter.removesuffix(PACKED)
-    if named.endswith(BF16):
-        task = msgspec.structs.replace(task, preset=named, dtype="bfloat16")
+    """The task as the name of the preset that was asked for says: with what `+bf16` and `+swiglu8` mean, which stay in
+    its name, and with what `+packed` and `+recompute` mean, which stand in its origin alone."""
+    known, endings = _apart(preset)
+    named = known + "".join(ending for ending in endings if ending in (BF16, SWIGLU8))
+    if named != known:
+        dtype = "bfloat16" if BF16 in endings else task.dtype
+        task = msgspec.structs.replace(task, preset=named, dtype=dtype, swiglu8=SWIGLU8 in endings)
     if named == preset:
         return task
-    more = {"packed": shorter != named, "recompute": preset != shorter}
+    more = {"packed": PACKED in endings, "recompute": RECOMPUTE in endings}
     return msgspec.structs.replace(task, **more, origin=(task.name, preset))

@@ -77,6 +77,8 @@ class Task(msgspec.Struct, frozen=True):
     replays     its samples say which experts each token went to, and a trainer can send them there again
     packed      layers whose weight gradient takes the forward pass's quantized x keep codes of it for that
                 (LaneNumerics.packed); no bit depends on it
+    swiglu8     SwiGLUs keep their inputs for the backward pass in MXFP8 (LaneNumerics.swiglu8). Gradients are others,
+                which the preset's name says
     recompute   blocks of a model that has some keep their inputs for the backward pass and nothing in between, which is
                 made again; no bit depends on it
     logits      outputs -> logits float32 [L, …, classes], of a task whose loss is a cross-entropy: from trained weights
@@ -125,6 +127,7 @@ class Task(msgspec.Struct, frozen=True):
     takes_bf16: bool = False
     replays: bool = False
     packed: bool = False
+    swiglu8: bool = False
     recompute: bool = False
     logits: Callable[[Any], Tensor] | None = None
     one_by_one: bool = False

@@ -31,6 +31,7 @@ class Moment:
     evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
                (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
     packed     True: what the backward pass takes of the forward's quantized x is kept as codes (operand/stored.py)
+    swiglu8    True: a SwiGLU keeps its input for the backward pass in MXFP8 (ops/swiglu), whatever the recipe
     recompute  True: a model with blocks has their inside made again in the backward pass
     journal    of a forward pass that is made again in the backward pass, None in others (recompute.py)
     precise_stages  stages that are in BF16 now, and as `fprop.w` those that are but for their weight
@@ -41,7 +42,7 @@ class Moment:
         self.part = 0
         self.training, self.counting, self.measuring = True, False, True
         self.evaluation: Evaluation = ""
-        self.packed = self.recompute = False
+        self.packed = self.swiglu8 = self.recompute = False
         self.journal: Journal | None = None
         self.precise_stages: frozenset[str] = frozenset()
 

@@ -33,12 +33,14 @@ WAYS = {
     "BF16": (Recipe.named("bf16"), ""),
     "FP8 under factors of 128": (FP8, "+packed"),
     "MXFP4": (HOPPER, "+packed"),
+    "MXFP4, and SwiGLU in MXFP8": (HOPPER, "+swiglu8+packed"),
     "MXFP4, decoded": (HOPPER, ""),
     "BF16, recomputed": (Recipe.named("bf16"), "+recompute"),
     "MXFP4, recomputed": (HOPPER, "+packed+recompute"),
 }
 """The form in which linear layers keep inputs -> a recipe, and the ending of the preset: 2603.02731 and what it stands
-beside. Weight gradients take the forward pass's copy, but in BF16."""
+beside. Weight gradients take the forward pass's copy, but in BF16. What SwiGLU keeps in MXFP8
+changes gradients."""
 
 
 class Row(NamedTuple):
@@ -106,7 +108,7 @@ def _kept(task: Task, shape: Shape, recipe: Recipe, batch: int, device: str) -> 
     vocabulary, seeds = 256, range(LANES)
     parameters = {name: of.to(device) for name, of in shape.initial(vocabulary, seeds).items()}
     numerics = LaneNumerics([recipe] * LANES, seeds, device, dtype=getattr(torch, task.dtype))
-    numerics.packed, numerics.recompute = task.packed, task.recompute
+    numerics.packed, numerics.swiglu8, numerics.recompute = task.packed, task.swiglu8, task.recompute
     model = Decoder(shape, parameters, numerics)
     tokens = torch.arange(batch * shape.context, device=device).view(1, batch, -1).expand(LANES, -1, -1) % vocabulary
     with keeping(model.parameters()) as kept:

@@ -164,7 +164,8 @@ def why_not_fit(task: Task, lanes: Sequence[Lane], device: str) -> str:
         room += f" (taken: {gib(_reserved(device))} by this job, {gib(taken_by_others(device))} by others)"
     if len(lanes) > 1:
         return f"out of memory: {len(lanes)} lanes of {what} want more than the {room}"
-    less = [] if task.dtype == "bfloat16" else [f"--task {what}+bf16"]
+    narrow = f"{what.removesuffix('+swiglu8')}+bf16{'+swiglu8' if task.swiglu8 else ''}"
+    less = [] if task.dtype == "bfloat16" else [f"--task {narrow}"]
     less += [f"--task {what}+recompute"] if task.name == "language" and not task.recompute else []
     parts = 2 * max(lanes[0].recipe.training.accumulate, task.parts)
     if parts <= MOST_PARTS and task.batch % parts == 0:

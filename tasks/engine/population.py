@@ -100,6 +100,7 @@ class Population:
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.numerics.packed, self.numerics.recompute = task.packed, task.recompute
+        self.numerics.swiglu8 = task.swiglu8
         self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
         self.model = task.model(parameters, self.numerics)
         self.numerics.check_layers()

@@ -129,7 +129,7 @@ class Mlp(nn.Module):
         self.down = QuantLinear(parameters[down], None, numerics, next(layers), place.within("down", down))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(swiglu(self.up(x)))
+        out: Tensor = self.down(swiglu(self.up(x), self.up.numerics.swiglu8))
         return out
 
 
@@ -144,7 +144,8 @@ class Mlps(nn.ModuleList):
         group_layers(self.downs)
 
     def forward(self, x: Tensor, filled: Tensor) -> Tensor:
-        return expert_products(swiglu(expert_products(x, self.ups, filled)), self.downs, filled)
+        inside = swiglu(expert_products(x, self.ups, filled), self.ups[0].numerics.swiglu8)
+        return expert_products(inside, self.downs, filled)
 
 
 class Routed(NamedTuple):

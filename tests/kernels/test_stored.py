@@ -56,7 +56,7 @@ def test_it_is_restored_bit_for_bit(name):
 
 
 def test_it_takes_the_bytes_of_its_format():
-    sizes = {"mxfp4": 0.53125, "nvfp4": 0.5625, "fp8-1x128": 1.03125, "mxfp4-2d": 0.53125}
+    sizes = {"mxfp4": 0.53125, "nvfp4": 0.5625, "fp8-1x128": 1.03125, "mxfp4-2d": 0.53125, "mxfp8": 1.03125}
     for name, size in sizes.items():
         of = stored(*operand(QUANTIZERS[name], torch.randn(2, 64, 256)))
         factors = 0 if of.factor.ndim == 1 else of.factor.nbytes
@@ -68,7 +68,7 @@ def test_it_takes_the_bytes_of_its_format():
 def test_what_has_no_codes_says_so():
     reasons = {name: why_not_stored(QUANTIZERS[name].canonical()) for name in QUANTIZERS if name not in STORED}
     assert {"hif4", "int4-sawb"} <= reasons.keys()
-    assert {"mxfp4", "nvfp4", "mxfp4-2d", "fp8-1x128", "fp8-128x128"} <= {*STORED}
+    assert {"mxfp4", "nvfp4", "mxfp4-2d", "fp8-1x128", "fp8-128x128", "mxfp8", "mxfp8-e5m2-rceil"} <= {*STORED}
     assert "codec" in reasons["hif4"]
 
 

@@ -104,6 +104,7 @@ def of_a_plain_module_with(training: Training) -> Lanes:
 STABLE = Training(optimizer=StableSPAM(reset=3), loss_scale=64.0, schedule=None, clip=0.1)
 CASES: dict[str, Callable[[], Lanes]] = {
     **{f"{name}:{preset}+bf16": partial(of_every_preset, name, f"{preset}+bf16") for name, preset in SMOKE},
+    "language:moe-smoke+swiglu8": partial(of_every_preset, "language", "moe-smoke+swiglu8"),
     **{f"{name}:{preset} on 2 threads": partial(of_every_preset, name, preset) for name, preset in SMOKE},
     **{
         f"recording {name}": partial(of_one_recipe, name)

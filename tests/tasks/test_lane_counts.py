@@ -112,6 +112,9 @@ def test_what_does_not_fit_says_what_would_help(small_card):
     said = lane_counts.why_not_fit(task, lanes_of(task, RECIPES, 1), "cuda")
     wants = f"out of memory: one lane of regression:smoke wants {taken}; what would help:"
     assert said == f"{wants} --task regression:smoke+bf16, {parts}, a device with more memory"
+    inside = msgspec.structs.replace(task, preset="smoke+swiglu8", swiglu8=True)
+    said = lane_counts.why_not_fit(inside, lanes_of(task, RECIPES, 1), "cuda")
+    assert "--task regression:smoke+bf16+swiglu8," in said
     narrow = msgspec.structs.replace(task, dtype="bfloat16", batch=33)
     assert lane_counts.why_not_fit(narrow, lanes_of(task, RECIPES, 1), "cuda") == f"{wants} a device with more memory"
 

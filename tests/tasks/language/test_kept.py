@@ -96,6 +96,7 @@ PACKED = {
     "held maxima": replace(forward("held", 2), wgrad=replace(forward("held").wgrad, source="forward")),
     "stochastic, of what was rounded": Recipe.named("tetrajet"),
     "tiles": with_more("nvfp4", fprop={"x": "nvfp4-2d", "w": "nvfp4-2d"}, **FROM_FORWARD),
+    "mxfp8": with_more("nvfp4", fprop={"x": "mxfp8", "w": "mxfp8"}, **FROM_FORWARD),
     "converted": with_more("hopper-moe-fp4", wgrad={"g": "fp8-1x128", "x": "fp8-1x128", "source": "converted"}),
 }
 """Weight gradients of the forward pass's copy."""
@@ -118,6 +119,37 @@ def test_codes_go_with_bf16_experts_recomputation_and_rules():
     assert same("moe-smoke+bf16", PACKED["mxfp4"], "+packed+recompute")
     rules = [{"kind": "down", "fprop.x": "nvfp4"}, {"kind": "qkv", "fprop": "bf16", "dgrad": "bf16", "wgrad": "bf16"}]
     assert same("smoke", with_more("hopper-moe-fp4", layers=rules), "+packed")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("preset", ["smoke", "moe-smoke", "moe8-smoke+bf16"])
+def test_what_swiglu_keeps_in_mxfp8_goes_with_codes_and_recomputation(preset, device):
+    assert same(f"{preset}+swiglu8", PACKED["mxfp4"], "+packed+recompute", device=device)
+
+
+@pytest.mark.parametrize("preset", ["smoke", "moe-smoke"])
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
+def test_it_changes_gradients_and_no_value(preset, recipe):
+    plain, rounded = (trained(preset + end, Recipe.named(recipe)) for end in ("", "+swiglu8"))
+    assert plain.losses(0) == rounded.losses(0)
+    assert plain.losses(STEPS - 1) != rounded.losses(STEPS - 1)
+    assert plain.losses(STEPS - 1) == pytest.approx(rounded.losses(STEPS - 1), rel=1e-2)
+    assert rounded.kept_bytes is not None
+    assert rounded.kept_bytes < plain.kept_bytes
+
+
+def test_a_preset_with_it_is_another_and_so_are_its_rows():
+    lane, ids = Lane(Recipe.named("bf16"), 1e-3, 0), {}
+    for preset in ("small+bf16", "small+bf16+swiglu8", "small+bf16+swiglu8+packed+recompute", "small+swiglu8"):
+        task = get_task("language", preset)
+        facts = facts_of(task)
+        assert (task.packed, task.recompute) == (preset.endswith("+packed+recompute"),) * 2
+        assert (task.swiglu8, task.dtype == "bfloat16") == ("+swiglu8" in preset, "+bf16" in preset)
+        assert task.preset == preset.removesuffix("+packed+recompute")
+        assert task_of(Job("language", task.preset, [lane], origin=facts.origin, digest=facts.digest)) == task
+        ids[preset] = lane_id(lane, task_context(facts, environment("cpu", 1)))
+    assert ids["small+bf16+swiglu8"] == ids["small+bf16+swiglu8+packed+recompute"]
+    assert len({*ids.values()}) == 3
 
 
 def test_codes_that_cannot_be_kept_are_a_reason():
@@ -143,9 +175,11 @@ def test_the_preset_is_the_same_and_so_are_its_rows():
 
 
 def test_other_tasks_have_no_blocks_to_recompute():
-    with pytest.raises(ConfigError, match=r"vision.*small \(\+recompute is for language\)"):
+    with pytest.raises(ConfigError, match=r"vision.*small \(\+recompute: for language alone\)"):
         get_task("vision", "small+recompute")
-    with pytest.raises(ConfigError, match=r"each with \+bf16 or without, then \+packed and \+recompute"):
+    with pytest.raises(ConfigError, match=r"vision.*small\+packed \(\+swiglu8 and \+recompute: for language alone\)"):
+        get_task("vision", "small+swiglu8+packed+recompute")
+    with pytest.raises(ConfigError, match=r"each with \+bf16 or without, then \+swiglu8, \+packed and \+recompute"):
         get_task("language", "small+recompute+bf16")
 
 
@@ -167,6 +201,10 @@ def test_operands_of_linear_layers_take_a_quarter_in_mxfp4_and_half_in_fp8(capsy
     assert bf16 - mxfp4 == pytest.approx((2 - 17 / 32) * operands, abs=0.2)  # and a factor of the tensor
     assert rows["MXFP4"]["of_bf16"] < 0.76
     assert rows["MXFP4"]["of_fp8"] < 0.91
+    inside = rows["MXFP4, and SwiGLU in MXFP8"]
+    saved = mxfp4 - inside["bytes_per_token_and_block"]
+    assert saved == pytest.approx((2 - 33 / 32) * 2 * 3 * 128)  # gate and up
+    assert inside["of_bf16"] < 0.62
     assert rows["MXFP4, decoded"]["of_bf16"] > 1
     assert ended.value.code in (0, None)
 
