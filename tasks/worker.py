@@ -59,7 +59,7 @@ from fp4dse.tasks.threads import torch_threads
 CHECKPOINT = "checkpoint.pt"
 """Name of a job's checkpoint, beside its result."""
 ROUNDS, PAUSE_S = 4, 20.0
-"""How often a job of a folder is tried that finds no room on its device, and seconds before it is tried again."""
+"""Times that a job of a folder is tried which finds no room on its device, and seconds before it is tried again."""
 
 
 class Stopping:

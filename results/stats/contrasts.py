@@ -90,8 +90,9 @@ def as_frame(tables: Sequence[Lines]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
-    """Lines of `estimates` with error, freedom, low, high, p and q; see the top."""
+def with_intervals(lines: pd.DataFrame, ranks: bool = False) -> pd.DataFrame:
+    """Lines of `estimates` with error, freedom, low, high, p and q; see the top. ranks: effects are of ranks, which
+    saturate where all recipes with a level are better than all without, in every seed: that is no tie by chance."""
     out = lines.copy()
     names = ["seed_variance", "lane_variance", "misfit", "freedom", "misfit_freedom"]
     out = out.assign(**{name: out[name].astype(float) if name in out else np.nan for name in names})
@@ -106,7 +107,8 @@ def with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = np.square(variance) / freedom + np.square(misfit) / out["misfit_freedom"].to_numpy()
         freedom = np.where(misfit > 0, np.square(variance + misfit) / parts, freedom)
-        error = np.where(freedom > 0, known_error(np.sqrt(variance + misfit), out["effect"]), np.nan)
+        error = np.sqrt(variance + misfit)
+        error = np.where(freedom > 0, error if ranks else known_error(error, out["effect"]), np.nan)
         half = stdtrit(np.maximum(freedom, 1), 0.5 + CONFIDENCE / 2) * error
         p = 2 * stdtr(np.maximum(freedom, 1), -np.abs(out["effect"].to_numpy(float) / error))
     effect = out["effect"].to_numpy(float)

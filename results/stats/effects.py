@@ -93,7 +93,7 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     for keys, table in factor_tables(runs, response):
         lines = [*_lines(table)]
         if lines:
-            line = with_intervals(as_frame(lines))
+            line = with_intervals(as_frame(lines), response == "rank")
             parts.append(line.assign(**dict(zip(SETTING, keys, strict=True))))
     out = stacked(parts, COLUMNS)
     largest = out.groupby([*SETTING, "kind", "factor", "with_factor"], dropna=False)["share"].transform("max")
