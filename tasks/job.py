@@ -10,6 +10,8 @@ from fp4dse.dse import Recipe
 
 OUT_OF_MEMORY = 17
 """Exit code of a job whose population did not fit."""
+NO_ROOM = 21
+"""Exit code of a job whose population did not fit beside other programs of the device, and may fit later."""
 TOO_LARGE = 20
 """Exit code of a job of one lane that did not fit into a device that it had for itself."""
 ELSEWHERE = 19

@@ -10,8 +10,9 @@ once and never trains. A job's child starts with both done, and a crash of it af
     checkpoint.pt      the last saved state of the job, beside OUT.json, until the job is done
     STDERR.txt         standard error of parent and child is appended to it
 
-A child exits with 0 when the result is written, OUT_OF_MEMORY when the population did not fit, TOO_LARGE when it never
-will, STOPPED when it was asked to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
+A child exits with 0 when the result is written, OUT_OF_MEMORY when the population did not fit, NO_ROOM when it did not
+beside other programs of the device, TOO_LARGE when it never will, STOPPED when it was asked to stop, ELSEWHERE when the
+job is for another kind of device, else with a traceback.
 
 With `--folder DIR` it works through the folders of jobs in DIR instead, each with a job.json and, when it is done, an
 out.json: where nobody can give it lines. `--share 0/2` takes every second of them, for one of two workers. Jobs that
@@ -51,7 +52,7 @@ from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Pruning, Stopped, train
 from fp4dse.tasks.engine.lane_counts import is_alone_on, why_not_fit
-from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
+from fp4dse.tasks.job import ELSEWHERE, NO_ROOM, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
 from fp4dse.tasks.rungs import keep_lanes
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.threads import torch_threads
@@ -122,7 +123,7 @@ def jobs_in(folder: Path, share: str, codes: Mapping[str, int]) -> Iterator[tupl
     mine = sorted((file.parent for file in waiting[first::of]), key=lambda job: not (job / CHECKPOINT).exists())
     for turn in range(ROUNDS):
         if turn:
-            mine = [job for job in mine if codes.get(str(job / "job.json")) == OUT_OF_MEMORY]
+            mine = [job for job in mine if codes.get(str(job / "job.json")) == NO_ROOM]
             rest(PAUSE_S if mine else 0.0)
         for job in mine:
             if Stopping.asked:
@@ -222,7 +223,9 @@ def _without_memory(task: Task, job: Job, error: BaseException) -> int:
     """Say what did not fit, as the last line; returns the exit code."""
     print(error, file=sys.stderr)
     print(why_not_fit(task, job.lanes, job.device), file=sys.stderr)
-    return TOO_LARGE if len(job.lanes) == 1 and is_alone_on(job.device) else OUT_OF_MEMORY
+    if is_alone_on(job.device):
+        return TOO_LARGE if len(job.lanes) == 1 else OUT_OF_MEMORY
+    return OUT_OF_MEMORY if job.device == "cpu" else NO_ROOM
 
 
 def task_of(job: Job) -> Task:

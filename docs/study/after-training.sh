@@ -21,7 +21,7 @@ jobs)
     same-medium) what=(docs/study/rl-same.toml --task rl:medium --seeds 32 --record) rates=1.2e-4 lanes=8 ;;
     same) what=(docs/study/rl-same.toml --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
-    coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
+    coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random -a training.trains=all,none --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     *) echo "WHICH: found '$which'; accepted: fixes, three, same, same-medium, inject, kl, replay, finetune, coreset" >&2 && exit 2 ;;
     esac
     .venv/bin/fp4dse sweep "${what[@]}" --lr "${3:-$rates}" --device cuda --executor folder \

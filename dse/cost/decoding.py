@@ -22,7 +22,7 @@ from fp4dse.dse.cost.model import Model, load_model
 from fp4dse.dse.cost.operands import Use
 from fp4dse.dse.cost.scenario import MID, under
 from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, layers_by_recipe
-from fp4dse.dse.cost.units import product_unit
+from fp4dse.dse.cost.units import gemm_of, product_unit
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import unlabelled
@@ -36,7 +36,7 @@ def token_seconds(recipe: Recipe, model: Model, chip: Chip, sequences: int, cont
     """Seconds until each of `sequences` sequences of `context` tokens has one more."""
     chip = under(chip, scenario)
     sampling = recipe.sampling()
-    layers = sum(_layers(r.fprop, part, chip, r.gemm, sequences) for r, part in layers_by_recipe(sampling, model))
+    layers = sum(_layers(r.fprop, part, chip, gemm_of(r), sequences) for r, part in layers_by_recipe(sampling, model))
     return layers + _rest(model, chip, sequences, context, _of_cache(recipe))
 
 

@@ -25,6 +25,7 @@ from fp4dse.dse.cost.products import product
 from fp4dse.dse.cost.scenario import MID, under
 from fp4dse.dse.cost.step import is_bf16, layers_by_recipe, pass_seconds, step_cost
 from fp4dse.dse.cost.storage import activation_bits
+from fp4dse.dse.cost.units import gemm_of
 from fp4dse.dse.recipe import Recipe
 
 FORWARD_CORE, FORWARD_TRAFFIC = 2 / 7, 1 / 3
@@ -66,7 +67,7 @@ def forward_seconds(recipe: Recipe, model: Model, chip: Chip, scenario: str = MI
     chip = under(chip, scenario)
     layers = 0.0
     for r, part in layers_by_recipe(recipe, model):
-        layers += sum(seconds for _, seconds in product("fprop", r.fprop, part, chip, r.gemm))
+        layers += sum(seconds for _, seconds in product("fprop", r.fprop, part, chip, gemm_of(r)))
         layers += pass_seconds(r, part, chip)
     traffic = step_cost(recipe, msgspec.structs.replace(model, parameters=0), chip).seconds["rest"]
     sent = exchange_seconds(recipe, model, chip, WAYS[:2])

@@ -28,7 +28,7 @@ from fp4dse.dse.cost.step import (
     step_cost,
 )
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
-from fp4dse.dse.cost.units import notes
+from fp4dse.dse.cost.units import gemm_of, notes
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.layers.precision import Precise
@@ -194,7 +194,7 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
     """Bytes and instructions per element of the tensor, by slot and technique. What slots share stands at the first."""
     rows: list[dict[str, Any]] = []
     for tensor, (first, second) in operands.USED_BY.items():
-        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip, recipe.gemm)
+        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip, gemm_of(recipe))
         for kernel in operands.passes(uses, chip):
             rows += [_row(item.slot, item.technique, item.work * kernel.per_step) for item in kernel.items]
     for operand in STAGES["fprop"]:

@@ -33,6 +33,7 @@ from fp4dse.dse.cost.model import Linear, Model, load_model, together, told_apar
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.scenario import ENDS, MID, under
+from fp4dse.dse.cost.units import gemm_of
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
@@ -242,7 +243,7 @@ def finished(recipe: Recipe) -> Recipe:
 def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
     """Every product, tensor and estimator; each is remembered by its own part of the recipe."""
     fprop, dgrad, wgrad, through = recipe.fprop, recipe.dgrad, recipe.wgrad, recipe.estimator
-    gemm = recipe.gemm
+    gemm = gemm_of(recipe)
     return [
         product("fprop", fprop, model, chip, gemm),
         product("dgrad", dgrad, model, chip, gemm),
@@ -271,7 +272,7 @@ def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip, 
 
 def pass_seconds(recipe: Recipe, model: Model, chip: Chip) -> float:
     """Seconds of the passes over X in all layers, in a scenario's chip."""
-    return sum(seconds for _, seconds in _tensor("x", recipe.fprop, recipe.wgrad, model, chip, recipe.gemm))
+    return sum(seconds for _, seconds in _tensor("x", recipe.fprop, recipe.wgrad, model, chip, gemm_of(recipe)))
 
 
 def _extent(tensor: str, model: Model) -> tuple[float, float]:

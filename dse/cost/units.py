@@ -77,6 +77,12 @@ def but_fp8(gemm: GemmChoice) -> GemmChoice:
     return "exact" if gemm == "fp8-exact" else gemm
 
 
+def gemm_of(recipe: Recipe) -> GemmChoice:
+    """The choice by which the products of a recipe's linear layers are priced: with channels apart `fp8-exact` leaves
+    them exact (in truth dgrad may take FP8 units, and wgrad where only fprop has such channels)."""
+    return but_fp8(recipe.gemm) if recipe.fprop.channels else recipe.gemm
+
+
 def scales_partial_sums(q: Quantizer, unit: str, chip: Chip) -> bool:
     """True if a factor of the operand changes along the contraction, and is not multiplied into it but applied to sums
     over 128 elements."""
@@ -118,8 +124,8 @@ def notes(recipe: Recipe, chip: Chip) -> list[str]:
         for slot in SLOTS:
             stage = slot.partition(".")[0]
             a, b = (there.slot(f"{stage}.{operand}").canonical() for operand in STAGES[stage])
-            taken = in_fp8(a, b, chip, recipe.gemm)
-            for text in _notes(there.slot(slot).canonical(), chip, recipe.gemm, taken):
+            taken = in_fp8(a, b, chip, gemm_of(there))
+            for text in _notes(there.slot(slot).canonical(), chip, gemm_of(there), taken):
                 slots_of.setdefault(text, []).append(slot)
             if recipe.gemm == "fp8-exact" and "fp8" in chip.matrix and not (taken or chip.has_fp4 or a.is_plain):
                 slots_of.setdefault(NOT_TAKEN, []).append(slot)

@@ -111,9 +111,9 @@ def _line(config_id: str, own: pd.DataFrame, ptq: pd.DataFrame) -> pd.DataFrame:
 
 def start_name(digest: object, method: object) -> str:
     """The weights that lanes begin with, from the columns of START of a row: None or missing where there is nothing."""
-    if isinstance(method, str):
-        return method
-    return f"weights {digest[:8]}" if isinstance(digest, str) else BASE
+    if not isinstance(digest, str):
+        return BASE
+    return f"{method if isinstance(method, str) else 'weights'} {digest[:8]}"
 
 
 def ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> tuple[float, float, float]:

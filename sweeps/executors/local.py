@@ -24,7 +24,7 @@ from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_option
 from fp4dse.sweeps.executors.worker_process import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
 from fp4dse.sweeps.machine import Machine
-from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
+from fp4dse.tasks.job import ELSEWHERE, NO_ROOM, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
 """Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
@@ -202,8 +202,8 @@ def _outcome(run: LocalRun) -> Outcome:
         kind, reason = "stopped", "its time was up"
     elif code == ELSEWHERE:
         kind, reason = "elsewhere", last_words(run.folder)
-    elif code in (OUT_OF_MEMORY, TOO_LARGE):
-        kind = "memory" if code == OUT_OF_MEMORY else "large"
+    elif code in (OUT_OF_MEMORY, NO_ROOM, TOO_LARGE):
+        kind = "large" if code == TOO_LARGE else "memory"
         reason = last_words(run.folder, 1) or "out of memory"
     elif code == -signal.SIGKILL:
         kind, reason = "memory", "killed by the system, which it does when memory runs out"

@@ -17,7 +17,7 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.tasks import get_task
-from fp4dse.tasks.catalogue import PACKED, RECOMPUTE
+from fp4dse.tasks.catalogue import PACKED, RECOMPUTE, SWIGLU8
 from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.lane_counts import peak_bytes
 from fp4dse.tasks.language.decoder import Decoder, Shape
@@ -65,10 +65,13 @@ class Kept(NamedTuple):
 def bench(preset: str, device: str = "cpu") -> Iterator[Row]:
     """A row for each of WAYS, for the blocks of a preset of language, such as `60M+bf16`. ConfigError for one that says
     itself what is kept."""
-    for ending in (RECOMPUTE, PACKED):
+    endings = (SWIGLU8, PACKED, RECOMPUTE)
+    for ending in endings:
         if ending in preset:
-            shorter = preset.replace(RECOMPUTE, "").replace(PACKED, "")
-            why = f"with and without {PACKED} and {RECOMPUTE} is what is counted"
+            shorter = preset.partition(ending)[0]
+            for other in endings:
+                shorter = shorter.replace(other, "")
+            why = f"with and without {', '.join(endings)} is what is counted"
             raise ConfigError("preset", preset, f"{shorter} ({why})")
     kept = {what: kept_for_backward(preset + ending, recipe, device=device) for what, (recipe, ending) in WAYS.items()}
     bf16, fp8, *_ = (found.block for found in kept.values())

@@ -105,7 +105,7 @@ _SMALL = _Preset(
     Lessons(steps=2000, batch=128, lr=2e-3, flawed=0.11, wrong=0.6, examples=1 << 17),
     Plan(_LONG, prompts=16, samples=16, minibatches=4, held_out=4096),
     rollouts=50,
-    lr=2.4e-4,  # the best of those tried up to twice that, with which BF16 ends at 85 % for 96.5 (docs/rl.md)
+    lr=2.4e-4,  # the best of those tried, up to twice that (docs/rl.md)
 )
 _SMOKE = _Preset(
     _shape(32, 64, 1, 4, _SHORT),

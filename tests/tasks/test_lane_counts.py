@@ -142,6 +142,14 @@ def test_a_worker_tells_what_will_never_fit(monkeypatch, tmp_path, capsys, count
     assert last.startswith(f"out of memory: {'one lane' if count == 1 else '2 lanes'} of regression:smoke want")
 
 
+@pytest.mark.parametrize(("device", "alone", "code"), [("cuda", True, 17), ("cuda", False, 21), ("cpu", False, 17)])
+def test_a_worker_tells_what_found_no_room_beside_others(monkeypatch, device, alone, code):
+    monkeypatch.setattr(worker, "why_not_fit", lambda *_: "")
+    monkeypatch.setattr(worker, "is_alone_on", lambda device: alone)
+    job = Job("regression", "smoke", lanes_of(TASK, RECIPES, 2), device=device)
+    assert worker._without_memory(TASK, job, MemoryError()) == code
+
+
 def test_what_might_not_fit_is_evaluated_before_the_training(monkeypatch):
     """A pass that runs out of memory ends the training after its first steps; one that does not changes nothing."""
     monkeypatch.setattr(evaluation, "is_tight", lambda population: False)

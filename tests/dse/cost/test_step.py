@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_files
 from fp4dse.dse.attention import Attention, Scores
+from fp4dse.dse.channels import Corrected, Held
 from fp4dse.dse.cost import (
     ENDS,
     Cost,
@@ -290,6 +291,15 @@ def test_mxfp4_beside_fp8_with_factors_of_tiles_takes_bf16_products_with_fp8_exa
         assert overhead(fp8, chip=chip) == overhead(exact, chip=chip)
     assert notes(fp8, H200) == [*notes(exact, H200), f"all slots: {NOT_TAKEN}"]
     assert notes(fp8, B200) == notes(exact, B200)
+
+
+@pytest.mark.parametrize("channels", [Held(), Corrected()])
+def test_channels_apart_leave_fp8_exact_exact(channels):
+    mxfp4 = Recipe.named("mxfp4")
+    exact = msgspec.structs.replace(mxfp4, fprop=msgspec.structs.replace(mxfp4.fprop, channels=channels))
+    fp8 = msgspec.structs.replace(exact, gemm="fp8-exact")
+    assert overhead(fp8, chip="h100") == overhead(exact, chip="h100")
+    assert overhead(msgspec.structs.replace(mxfp4, gemm="fp8-exact"), chip="h100") < 0.9 * overhead(mxfp4, chip="h100")
 
 
 def test_attention_cores_stay_exact_with_fp8_exact():

@@ -119,13 +119,15 @@ def test_lines_say_the_weights_that_they_are_measured_from_and_mix_none(tmp_path
             rows = [row(which, seed, 2 + 0.1 * seed + above, dataset_digest=name, **of) for seed in SEEDS]
             store.add([{**line, "val_loss_bf16": 2 + 0.1 * line["seed"]} for line in rows], "job")
     lines = store.sql("FROM recovered").set_index("start")
-    assert lines["lost"].to_dict() == pytest.approx({"the base": 0.1, "gptq": 0.05, "weights abcdef01": 0.1 / 3})
+    assert lines["lost"].to_dict() == pytest.approx(
+        {"the base": 0.1, "gptq 12345678": 0.05, "weights abcdef01": 0.1 / 3}
+    )
     untrained = recipe(trains="none").label()
-    assert lines.loc["gptq", "ptq_label"] == f"gptq: {untrained}"
+    assert lines.loc["gptq 12345678", "ptq_label"] == f"gptq 12345678: {untrained}"
     assert lines.loc["the base", "ptq_label"] == untrained
     assert lines["pairs"].eq(len(SEEDS)).all()
-    assert lines.loc["gptq", "of_base"] == pytest.approx(0.5 - 0.001 / 0.05)
+    assert lines.loc["gptq 12345678", "of_base"] == pytest.approx(0.5 - 0.001 / 0.05)
     write_report(store, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Measured from <b>gptq</b>, given by <code>--from</code>" in page
+    assert "Measured from <b>gptq 12345678</b>, given by <code>--from</code>" in page
     assert "Measured from the task's own base, rounded to nearest" in page

@@ -16,7 +16,7 @@ from fp4dse.sweeps.jobfolder import job_name, write_job
 from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import plan
 from fp4dse.tasks import Lane, get_task, train, worker
-from fp4dse.tasks.job import OUT_OF_MEMORY, Job
+from fp4dse.tasks.job import NO_ROOM, OUT_OF_MEMORY, Job
 from fp4dse.tasks.worker import jobs_in
 
 RECIPES = [Recipe.named("nvfp4"), Recipe.named("mxfp4")]
@@ -94,7 +94,7 @@ def test_a_job_that_finds_no_room_is_tried_again_after_the_others(tmp_path, monk
     for job, *_ in worker.jobs_in(tmp_path, "0/1", codes):
         name = Path(job).parent.name
         tried.append(name)
-        codes[job] = {"a": OUT_OF_MEMORY, "b": 1, "c": OUT_OF_MEMORY if tried.count("c") < 2 else 0}[name]
+        codes[job] = {"a": NO_ROOM, "b": OUT_OF_MEMORY, "c": NO_ROOM if tried.count("c") < 2 else 0}[name]
     assert "".join(tried) == "abc" + "ac" + "a" * (worker.ROUNDS - 2)
 
 

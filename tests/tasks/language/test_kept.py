@@ -223,7 +223,7 @@ def test_copies_of_experts_weights_are_kept_as_the_cost_model_has_them(name, dty
     assert {(tuple(x.shape), x.dtype) for x in kept if tuple(x.shape) in copies} == {(of, dtype) for of in copies}
 
 
-@pytest.mark.parametrize("ending", ["+packed", "+recompute", "+packed+recompute"])
+@pytest.mark.parametrize("ending", ["+packed", "+recompute", "+packed+recompute", "+swiglu8", "+swiglu8+packed"])
 def test_a_preset_that_says_what_is_kept_is_refused_as_it_was_typed(ending, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "kept", f"0.4M+bf16{ending}"])
