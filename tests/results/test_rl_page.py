@@ -353,10 +353,14 @@ def test_the_pages_query_of_the_three_fixes_has_the_same_effects(page, store, fa
     [query] = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "UNPIVOT" in q]
     found = store.sql(query).set_index(["trainer", "number", "effect"])["mean"]
     names = {"bf16": "accuracy in BF16", "KL, bf16": "mismatch_kl", "KL, fp4": "mismatch_kl"}
+    asked = set()
     for (name, fixes), values in of.items():
         key = ("bf16" if name == "KL, bf16" else "fp4", names.get(name, name), "_".join(fixes))
         if key in found.index and not (name == "KL, fp4" and "noise" in fixes):
             assert found[key] == pytest.approx(values.mean()), key
+            asked.add(key)
+    inner = {"gradient_error/blocks.1", "gradient_error/blocks.2"}  # the page shows the first and the last
+    assert {number for _, number, _ in asked} == set(found.index.get_level_values("number")) - inner
 
 
 def _recipe(part):

@@ -279,7 +279,7 @@ def tiles_of(rows: int, columns: int) -> Tiles:
 def are_described(a: Tensor, b: Tensor) -> bool:
     """True if the copy engine can load both operands: their lanes lie one below the other in one matrix, and no tile
     reaches from one lane into the next along the contraction."""
-    return has_copy_engine(a.device) and all(_is_described(x) for x in (a, b))
+    return _has_copy_engine(a.device) and all(_is_described(x) for x in (a, b))
 
 
 def _is_described(x: Tensor) -> bool:
@@ -290,7 +290,7 @@ def _is_described(x: Tensor) -> bool:
 
 
 @cache
-def has_copy_engine(device: torch.device) -> bool:
+def _has_copy_engine(device: torch.device) -> bool:
     """True if a device has one, and shared memory for the stages of TALL, 192 KiB: sm_90 and sm_100, not sm_120."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
@@ -300,7 +300,7 @@ def described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
     (lanes, rows, length), columns = a.shape, b.shape[1]
     out = a.new_empty(lanes, rows, columns, dtype=finish.dtype) if finish.out is None else finish.out
     programs = launch_grid(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns), lanes)
-    operands = description(a, tiles.rows, tiles.along), description(b, tiles.columns, tiles.along)
+    operands = _description(a, tiles.rows, tiles.along), _description(b, tiles.columns, tiles.along)
     factors, constants = constants_of(finish, out, tiles)
     last = {"A_LAST": a.stride(2) == 1, "B_LAST": b.stride(2) == 1}
     sizes = rows, columns, length, out.stride(0)
@@ -308,7 +308,7 @@ def described(a: Tensor, b: Tensor, finish: Finish, tiles: Tiles) -> Tensor:
     return out
 
 
-def description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
+def _description(x: Tensor, lines: int, along: int) -> TensorDescriptor:
     """All lanes of x [L, R, K] as one matrix, of which tiles of so many lines and of so much of K are loaded."""
     tile, of = ([lines, along], x) if x.stride(2) == 1 else ([along, lines], x.mT)
     return TensorDescriptor(x, [len(of) * of.shape[1], of.shape[2]], [of.stride(1), 1], tile)
