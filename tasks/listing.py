@@ -44,7 +44,7 @@ SECONDS = {
 }
 """Seconds of one NVFP4 lane among four on one core of a CPU: roughly, to choose by. What has none is for a GPU."""
 
-_UNTUNED = "nobody has trained it yet: its learning rate and lessons are those of rl:small"
+_UNTUNED = "nobody has trained it yet: its learning rate is that of rl:small"
 NOTES = {
     "vision:small": "memorises: loss 0.0006 in training, 0.14 held out; BF16 differs by 47 % from seed to seed",
     "rl:walks-small": _UNTUNED,

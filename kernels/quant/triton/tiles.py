@@ -146,8 +146,7 @@ def write(
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
     [L, rows, width / B], for the general codec; or, with FP8, codes and flags as in eights.py, under the power of this
-    exponent. WHOLE: no column of the tile lies beyond
-    the width. HELD: as in `quantized`. CODEC: one of limits.CODECS.
+    exponent. WHOLE: no column of the tile lies beyond the width. HELD: as in `quantized`. CODEC: one of limits.CODECS.
     Returns what `put_fp8` does.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
