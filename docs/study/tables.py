@@ -21,7 +21,7 @@ from fp4dse.results import open_store, summarize
 from fp4dse.results.stats.agreement import Ranked, agreement, agreement_with_fewer_seeds, compared, published
 from fp4dse.results.stats.answers import answers, effects_of
 from fp4dse.results.stats.extrapolation import extrapolation
-from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.intervals import paired_interval
 from fp4dse.results.stats.paired import add_gap, by_seed, rows_at_best_lr
 from fp4dse.results.stats.questions import Questions, load_questions
 from fp4dse.results.stats.spread import spread_over_seeds
@@ -118,7 +118,7 @@ def _gradient_range(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for each scale format of gradient-range.toml, a column for each loss scale: loss against BF16."""
     lanes = add_gap(runs[runs["task"].eq("language") & runs["preset"].eq("0.4M")])
     ids, gaps = by_seed(lanes, lanes["gap"])
-    found = mean_interval(gaps).set_index(ids)
+    found = paired_interval(gaps).set_index(ids)
     scales = lanes.groupby("config_id")["fprop_x_scale"].first()
     rows: dict[str, dict[str, object]] = {}
     for recipe in Space.load(HERE / "gradient-range.toml").recipes():
@@ -157,7 +157,8 @@ def _pairs(runs: pd.DataFrame) -> list[dict[str, object]]:
         for on, some in parts:
             row: dict[str, object] = {"technique": name, "on top of, or in place of": on}
             for heading, gaps in (("loss", quantized), ("loss in BF16", bf16)):
-                line = mean_interval(np.mean([gaps[at[b]] - gaps[at[a]] for a, b in some], axis=0)[None]).iloc[0]
+                of_seeds = np.mean([gaps[at[b]] - gaps[at[a]] for a, b in some], axis=0)
+                line = paired_interval(of_seeds[None]).iloc[0]
                 row[heading] = change_with_range(line["mean"], line["low"], line["high"])
             rows.append(row)
     return rows

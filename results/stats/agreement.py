@@ -20,7 +20,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from fp4dse.results.published import Table, tables
-from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval
+from fp4dse.results.stats.intervals import CONFIDENCE, paired_interval
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.rankings import Array, signs, spearman
 from fp4dse.results.stats.sizes import RESAMPLES
@@ -115,7 +116,7 @@ def published(runs: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for setting, rows, _ in _settings(runs):
         ids, gaps = by_seed(rows, rows["gap"])
-        found = mean_interval(gaps).set_index(ids)
+        found = paired_interval(gaps, are_shares(rows).any()).set_index(ids)
         labels = rows.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
         for name, table in tables().items():
             for scheme, figure in table.gaps().items():

@@ -14,7 +14,8 @@ import pandas as pd
 
 from fp4dse.results.stats.candidates import candidates
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
-from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.intervals import paired_interval
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.pareto import worth_naming
 from fp4dse.results.stats.stages import fresh
@@ -77,7 +78,8 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     facts = rows.groupby("config_id", sort=False)
     seeds = np.sort(rows["seed"].unique())
     half = len(seeds) // 2
-    found = mean_interval(gaps)
+    shares = bool(are_shares(rows).any())
+    found = paired_interval(gaps, shares)
     out = pd.DataFrame({"config_id": recipes, "seeds": facts["loss"].count().reindex(recipes).to_numpy()})
     out = out.assign(**{name: rows[name].iloc[0] for name in SETTING})
     out["diverged"] = facts["diverged"].sum().reindex(recipes).to_numpy()
@@ -90,7 +92,7 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     if not half or not whole.any():
         return out
     out.loc[whole, "choice"] = gaps[whole, :half].mean(axis=1)
-    estimates = mean_interval(gaps[whole, half:])
+    estimates = paired_interval(gaps[whole, half:], shares)
     out.loc[whole, ["estimate", "low", "high"]] = estimates[["mean", "low", "high"]].to_numpy()
     able = rows[rows["config_id"].isin(recipes[whole])]
     first, other = (able[able["seed"].isin(part)] for part in (seeds[:half], seeds[half:]))

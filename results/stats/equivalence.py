@@ -23,7 +23,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.front_chance import codes_of, from_zero
-from fp4dse.results.stats.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval
+from fp4dse.results.stats.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval, paired_interval
 from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
@@ -137,14 +137,12 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = F
     more_seeds.
 
     verdict is `lower`, `higher`, `same` or `open`; see `against`. Losses that are equal on every seed are the same
-    computation. shares: they are of counts, which tie by chance, so that such lines are open, without an interval.
+    computation. shares: they are of counts, below 30 of which tie by chance, so that such lines are open, without an
+    interval.
     """
-    found = mean_interval(d)
+    found = paired_interval(d, shares)
     out = pd.DataFrame({"pairs": found["n"], "difference": found["mean"], "std": found["std"]})
     out[["low", "high", "p"]] = found[["low", "high", "p"]]
-    if not shares:
-        equal = (np.nan_to_num(d) == 0).all(axis=1) & found["n"].gt(1)
-        out.loc[equal, ["low", "high", "p"]] = [0.0, 0.0, 1.0]
     out["margin"] = margin
     n = found["n"].where(found["n"].gt(1)).astype(float)
     error = found["std"] / np.sqrt(n)
@@ -161,8 +159,8 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = F
 
 
 def open_ties(line: pd.DataFrame) -> pd.DataFrame:
-    """The lines of shares without claims where all seeds tie: counts do so by chance. line: of `differences`."""
-    tied = line["low"].eq(0) & line["high"].eq(0)
+    """The lines of shares without claims where fewer than 30 seeds tie, as counts do by chance. line: of `differences`."""
+    tied = line["low"].eq(0) & line["high"].eq(0) & line["pairs"].lt(BOOTSTRAP_FROM)
     claims = ["low", "high", "p", "p_same", "more_seeds"]
     return line.assign(verdict=line["verdict"].mask(tied, "open"), **{name: line[name].mask(tied) for name in claims})
 

@@ -7,7 +7,9 @@ distribution and have the width of the t-interval where there is one. p goes wit
 the interval leaves out zero.
 
 Below 30 seeds, values that are all the same tell nothing of their spread: accuracies are counts of solved problems, and
-two or three seeds tie by chance. The interval and p are NaN then, and not an interval without width and p = 0.
+two or three seeds tie by chance. The interval and p are NaN then, and not an interval without width and p = 0. Losses
+are no counts: two recipes whose losses are equal to the bit on every seed are the same computation, and that is known
+(`paired_interval`): their difference is 0, from 0 to 0, and p = 1.
 
 scipy is imported where it is used: `fp4dse status` and the start of a sweep need the words alone.
 """
@@ -42,6 +44,24 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
         present = x[rows][np.isfinite(x[rows])].reshape(len(rows), size)
         low[rows], high[rows], p[rows] = bootstrap(present, p[rows]).T
     return pd.DataFrame({"mean": mean, "std": std, "n": n, "low": low, "high": high, "p": p})
+
+
+def paired_interval(d: ArrayLike, shares: ArrayLike = False) -> pd.DataFrame:
+    """`mean_interval` of paired differences d [rows, seeds], with 0 to 0 and p = 1 for `same_computation`. shares: of
+    each row [rows] or of all, true where the two sides are of counts, which tie by chance."""
+    found = mean_interval(d)
+    found.loc[same_computation(d, shares), ["low", "high", "p"]] = [0.0, 0.0, 1.0]
+    return found
+
+
+def same_computation(d: ArrayLike, shares: ArrayLike = False) -> NDArray[np.bool_]:
+    """Per row of paired differences [rows, seeds], NaN where there is none: true where they are exactly 0 on every
+    seed, of two or more; of counts (`shares`, [rows] or one for all) with 30 seeds or more."""
+    d = np.asarray(d, float)
+    known = np.isfinite(d)
+    n = known.sum(axis=1)
+    equal = np.where(known, d == 0, True).all(axis=1)
+    return np.asarray(equal & (n >= np.where(shares, BOOTSTRAP_FROM, 2)))
 
 
 def _all_the_same(mean: NDArray[np.float64], std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.bool_]:
@@ -93,9 +113,9 @@ def _share_up_to_zero(means: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.where(up_to == 0, 0.0, np.minimum(up_to - 1 + between, last) / last))
 
 
-def p_value(values: ArrayLike) -> NDArray[np.float64]:
-    """Per row of differences [rows, seeds], NaN where there is none: `p` of `mean_interval`."""
-    return np.asarray(mean_interval(values)["p"], float)
+def p_value(d: ArrayLike, shares: ArrayLike = False) -> NDArray[np.float64]:
+    """Per row of paired differences [rows, seeds], NaN where there is none: `p` of `paired_interval`."""
+    return np.asarray(paired_interval(d, shares)["p"], float)
 
 
 def known_error(error: ArrayLike, value: ArrayLike) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.effects import FactorTable, factor_tables
 from fp4dse.results.stats.equivalence import open_ties, versus_one, without_claims
 from fp4dse.results.stats.factors import Factor
-from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, known_error, mean_interval
+from fp4dse.results.stats.intervals import CONFIDENCE, TIED, adjusted, known_error, mean_interval, same_computation
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import SETTING, stacked
@@ -33,8 +33,9 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     diverged), untried (levels of other factors that one of the two was tried with and the other never, as text; then
     the matches speak of what both were tried with alone). Lowest difference first."""
     parts = []
+    shares = {keys: are_shares(part).any() for keys, part in runs.groupby(list(SETTING), observed=True)}
     for keys, table in factor_tables(runs):
-        lane = lane_variance(table.y)
+        lane, of_counts = lane_variance(table.y), shares[keys]
         lines = []
         for f in table.factors:
             cell = _cells(table, f)
@@ -42,7 +43,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
                 from_, to = _matches(f, cell, f.reference, level)
                 if level != f.reference and len(to):
                     line = {"factor": f.name, "reference": f.levels[f.reference], "level": f.levels[level]}
-                    lines.append(line | _compared(table, from_, to, lane))
+                    lines.append(line | _compared(table, from_, to, lane, of_counts))
                     lines[-1]["untried"] = ", ".join(_untried(table, f, level))
         if lines:
             parts.append(_with_intervals(pd.DataFrame(lines)).assign(**dict(zip(SETTING, keys, strict=True))))
@@ -52,13 +53,17 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compared(
-    table: FactorTable, from_: NDArray[np.intp], to: NDArray[np.intp], lane: float
+    table: FactorTable, from_: NDArray[np.intp], to: NDArray[np.intp], lane: float, shares: bool
 ) -> dict[str, float | int | str]:
-    """The mean over all matches of a level, with the variance over seeds and that of independent lanes."""
+    """The mean over all matches of a level, with the variance over seeds and that of independent lanes. shares: the
+    losses are of counts, which tie by chance."""
     d = table.y[to] - table.y[from_]
     pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
     finished = np.nanmean(d[pairs], axis=1)
     over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
+    same = same_computation(np.nanmax(np.abs(d[:, seeds]), axis=0, initial=0)[None], shares)[
+        0
+    ]  # each match, not the mean
     blown, before = table.diverged[to], table.diverged[from_]
     tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
     return {
@@ -67,6 +72,7 @@ def _compared(
         "variance": over["std"] ** 2 / max(over["n"], 1),
         "alone": 2 * lane / max(pairs.sum(), 1) / max(over["n"], 1),
         "freedom": over["n"] - 1,
+        "same": same,
         "helps": np.mean(finished < 0) if len(finished) else np.nan,
         "tenth": tails[0],
         "ninetieth": tails[1],
@@ -77,16 +83,22 @@ def _compared(
 
 def _with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     """low, high, p and q: variances over seeds pooled over the levels, as far as they are alike beside independent
-    lanes; q is p adjusted for all levels."""
+    lanes; q is p adjusted for all levels. What is the same computation in every match has 0 to 0 and p = 1."""
     columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
     variance, freedom = pooled_beside_lanes(*columns)
     difference, known = lines["difference"].to_numpy(float), freedom > 0
-    error = np.where(known, known_error(np.sqrt(variance), difference), np.nan)
+    error = np.sqrt(variance)
+    known &= error > TIED**2  # else the seeds tie, at 0 or not
+    error = np.where(known, known_error(error, difference), np.nan)
     freedom = np.where(known, freedom, np.nan)
     half = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         p = 2 * stdtr(freedom, -np.abs(difference) / error)
-    return lines.assign(low=difference - half, high=difference + half, p=p, q=adjusted(p))
+    same = lines["same"].to_numpy(bool)
+    low, high, p = (
+        np.where(same, of, found) for of, found in ((0.0, difference - half), (0.0, difference + half), (1.0, p))
+    )
+    return lines.assign(low=low, high=high, p=p, q=adjusted(p))
 
 
 def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) -> pd.DataFrame:

@@ -23,7 +23,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.intervals import CONFIDENCE, TIED
+from fp4dse.results.stats.intervals import CONFIDENCE, TIED, same_computation
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, numbered, rows_at_best_lr, stacked
 
 OPERANDS = tuple(
@@ -104,8 +105,9 @@ def _line(config_id: str, own: pd.DataFrame, ptq: pd.DataFrame) -> pd.DataFrame:
     }
     line |= {"loss": own["val_loss"].mean(), "ptq": ptq["val_loss"].mean(), "ptq_label": ptq_label}
     line |= {"lost": lost.mean(), "overhead": first["overhead"]}
+    shares = bool(are_shares(own).any())
     for name, of in zip(_OF, (lost, from_bf16), strict=True):
-        line |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio(given, of), strict=True))
+        line |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio(given, of, shares), strict=True))
     return pd.DataFrame([line])
 
 
@@ -116,15 +118,18 @@ def start_name(digest: object, method: object) -> str:
     return f"{method if isinstance(method, str) else 'weights'} {digest[:8]}"
 
 
-def ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> tuple[float, float, float]:
+def ratio(above: NDArray[np.float64], below: NDArray[np.float64], shares: bool = False) -> tuple[float, float, float]:
     """mean(above) / mean(below) of pairs, and Fieller's 95 % interval: the r for which the mean of above - r · below is
     not told apart from zero. Ends are infinite where these r are no interval; NaN with one pair, and where the pairs
-    tie, so that nothing is known of their spread."""
+    tie, so that nothing is known of their spread. Where `above` is 0 on every seed, or equal to `below`, nothing was
+    given back or all of it, by the same computation: there the ends are the ratio. shares: of counts, which tie by
+    chance."""
     n, a, b = len(above), float(np.mean(above)), float(np.mean(below))
     found = a / b if b else math.nan
     if n < 2 or not math.isfinite(a) or not math.isfinite(b):
         return found, math.nan, math.nan
-    if np.std(above - found * below) <= TIED * max(abs(a), abs(b)):
+    same = bool(same_computation(np.stack([above, np.subtract(above, below)]), shares).any())
+    if not same and np.std(above - found * below) <= TIED * max(abs(a), abs(b)):
         return found, math.nan, math.nan
     from scipy.special import stdtrit
 
@@ -133,6 +138,8 @@ def ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> tuple[float
     # (a - r b)² = t² var(above - r below) / n, a quadratic in r
     square, middle, constant = b**2 - bb, a * b - ab, a**2 - aa
     root = middle**2 - square * constant
-    if square <= 0 or root < 0:
+    if square <= 0 or (root < 0 and not same):
         return found, -math.inf, math.inf
+    if same:
+        return found, found, found
     return found, (middle - math.sqrt(root)) / square, (middle + math.sqrt(root)) / square

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import BAND, OVERHEAD_OF
-from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval, p_value
+from fp4dse.results.stats.intervals import CONFIDENCE, p_value, paired_interval
 from fp4dse.results.stats.levels import are_shares, levels
 from fp4dse.results.stats.paired import (
     DERIVED,
@@ -101,12 +101,13 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     gaps = {"gap": paired}
     others = ("gap_bf16", "gap_matched", "gap_reducible")
     gaps |= {name: _matrix(rows[name], codes, seed, paired.shape) for name in others}
+    unit = pd.DataFrame({"gap_unit": out["gap_unit"]})
+    shares = are_shares(unit)
+    counts = shares & ~out["is_baseline"].to_numpy(bool)  # BF16 is itself: its shares do not tie with its own by chance
     for name, of_seeds in gaps.items():
-        found = mean_interval(of_seeds)
+        found = paired_interval(of_seeds, counts)
         if name == "gap":
             out["pairs"] = found["n"]
-            of_itself = out["is_baseline"].astype(bool) & found["n"].gt(1) & found["mean"].eq(0)
-            found[["low", "high"]] = found[["low", "high"]].mask(of_itself, 0.0)
         out[name] = found["mean"].mask(diverged, np.nan if name == "gap_reducible" else np.inf)
         out |= {f"{name}_{end}": found[end].mask(diverged) for end in ("low", "high")}
 
@@ -121,11 +122,11 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out |= {"survived": survived["share"], "survived_low": survived["low"], "survived_high": survived["high"]}
     setting, gap = out["setting"].to_numpy(), out["gap"].to_numpy(float)
     out["on_front"] = np.zeros(lines, bool)
-    costs, unit = means[["cost", *band]].to_numpy(float).T, pd.DataFrame({"gap_unit": out["gap_unit"]})
+    costs = means[["cost", *band]].to_numpy(float).T
     for number in np.unique(setting[quantizes]):
         part = np.flatnonzero(quantizes & (setting == number))
         out["on_front"][part] = front_of_any(costs[:, part], gap[part], bf16_cost(unit.iloc[part], overhead))
-    out["p_best"] = _p_against_best(setting, gap, quantizes.to_numpy(bool), paired)
+    out["p_best"] = _p_against_best(setting, gap, quantizes.to_numpy(bool), paired, shares)
 
     columns = [*SETTING, "config_id", "label", "name", "baseline_id", "is_baseline", "lr", "seeds", "diverged"]
     columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better", "gap_unit"]
@@ -213,7 +214,11 @@ def _revision(of: str) -> int:
 
 
 def _p_against_best(
-    setting: NDArray[Any], gap: NDArray[np.float64], candidates: NDArray[np.bool_], gaps: NDArray[np.float64]
+    setting: NDArray[Any],
+    gap: NDArray[np.float64],
+    candidates: NDArray[np.bool_],
+    gaps: NDArray[np.float64],
+    shares: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
     """Two-sided p of the seed-paired difference between each candidate and the lowest gap of its setting; NaN for other
     lines. All but gaps: a value a line; gaps: of the lines' seeds, [lines, seeds]."""
@@ -223,8 +228,8 @@ def _p_against_best(
     settings, first = np.unique(setting[order], return_index=True)
     best = chosen[order][first][settings.searchsorted(setting)]
     found = np.full(len(gap), np.nan)
-    itself = (chosen == best) & (np.isfinite(gaps[chosen]).sum(axis=1) > 1)
-    found[chosen] = np.where(itself, 1.0, p_value(gaps[chosen] - gaps[best]))
+    counts = shares[chosen] & (chosen != best)
+    found[chosen] = p_value(gaps[chosen] - gaps[best], counts)
     return found
 
 

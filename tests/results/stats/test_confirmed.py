@@ -129,3 +129,14 @@ def test_the_lowest_of_screened_means_is_too_good_and_the_confirmed_best_is_not(
         left += list(lines["estimate"].to_numpy()[best] - truth[best])
     assert np.mean(luck) < -3 * np.std(luck) / math.sqrt(len(luck))
     assert abs(np.mean(left)) < 3 * np.std(left) / math.sqrt(len(left))
+
+
+def test_a_confirmed_recipe_with_the_losses_of_bf16_is_the_same_as_bf16():
+    runs = study()
+    base = runs[runs["is_baseline"]].set_index("seed")["val_loss"]
+    same = runs["seed"].map(base)
+    found = confirmed(runs.assign(val_loss=same))
+    assert found[["gap", "gap_low", "gap_high", "estimate", "low", "high"]].eq(0).all(axis=None)
+    [verdict] = verdicts(runs.assign(val_loss=same))
+    assert verdict.bf16 == "same"
+    assert confirmed(runs.assign(val_loss=same, gap_unit="points"))["low"].isna().all()

@@ -160,3 +160,13 @@ def test_the_interval_the_verdict_and_p_are_of_one_rule_which_the_sentence_names
         assert f"by the {rule} of {seeds} paired seeds" in line["verdict"]
         told += better
     assert 0 < told < 40
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(29, "open"), (30, "same")])
+def test_shares_that_tie_are_open_below_30_seeds(runs, seeds, verdict):
+    accuracies = (0.5 + 0.01 * np.arange(seeds)).tolist()
+    frame = runs(bf16=accuracies, nvfp4=accuracies, mxfp4=accuracies).assign(gap_unit="points")
+    one = frame.loc[frame["recipe_name"].eq("nvfp4"), "config_id"].iloc[0]
+    assert against(frame, one)["verdict"].tolist() == [verdict] * 2
+    assert differences(np.zeros((1, seeds)), shares=True)["verdict"].tolist() == [verdict]
+    assert against(frame.assign(gap_unit=None), one)["verdict"].tolist() == ["same"] * 2

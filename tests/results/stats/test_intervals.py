@@ -5,7 +5,16 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.results.stats.intervals import BOOTSTRAP_FROM, bootstrap, half_width, holm, mean_interval, p_value
+from fp4dse.results.stats.intervals import (
+    BOOTSTRAP_FROM,
+    bootstrap,
+    half_width,
+    holm,
+    mean_interval,
+    p_value,
+    paired_interval,
+    same_computation,
+)
 
 EXPERIMENTS = 4000
 """Coverage of 95 % is known to ±0.35 % (one standard error) from these."""
@@ -87,10 +96,23 @@ def test_a_few_equal_values_have_neither_an_interval_nor_a_p():
     found = mean_interval(ties)
     assert found["mean"].tolist() == pytest.approx([0.0195, 0.02, 0.0])
     assert found[["low", "high", "p"]].isna().all(axis=None)
-    assert np.isnan(p_value(ties)).all()
+    assert np.isnan(p_value(ties, shares=True)).all()
     many = mean_interval(np.full((1, BOOTSTRAP_FROM), 0.25)).iloc[0]
     assert many["low"] == many["high"] == 0.25
     assert many["p"] < 0.001
+
+
+def test_losses_that_are_equal_on_every_seed_are_the_same_computation_and_shares_only_from_30_seeds_on():
+    d = np.array([[0.0, 0.0, np.nan], [0.0, np.nan, np.nan], [np.nan] * 3, [0.1, 0.1, 0.1], [0.0, 0.0, 0.1]])
+    assert same_computation(d).tolist() == [True, False, False, False, False]
+    found = paired_interval(d)
+    assert found.loc[0, ["mean", "low", "high", "p"]].tolist() == [0.0, 0.0, 0.0, 1.0]
+    pd.testing.assert_frame_equal(found[1:], mean_interval(d)[1:])
+    pd.testing.assert_frame_equal(paired_interval(d, shares=True), mean_interval(d))
+    assert paired_interval(d[[0, 0]], [True, False])["p"].tolist() == pytest.approx([np.nan, 1.0], nan_ok=True)
+    many = np.zeros((1, BOOTSTRAP_FROM))
+    assert same_computation(many, shares=True).all()
+    assert not same_computation(many[:, 1:], shares=True).any()
 
 
 @pytest.mark.parametrize("n", [3, 29, 30, 64])

@@ -86,3 +86,19 @@ def test_matches_whose_seeds_tie_have_no_interval_and_no_part_in_the_family():
     other = lines[lines["label"].ne("bf16")].iloc[0]
     assert other["verdict"] == "open"
     assert np.isnan(other["p"])
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_level_that_changes_no_bit_has_a_difference_of_zero_and_p_1_but_for_shares(noise):
+    runs = generated((SR, "*.scale"), truth=lambda codes: 0.1 * codes["*.scale"], noise=noise, common=0.0)
+    losses = runs.set_index(["config_id", "seed"])["val_loss"]
+    labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
+    ids = list(labels.index[labels.str.startswith("recipe")])
+    twin = dict(zip(ids[len(ids) // 2 :], ids[: len(ids) // 2], strict=True))
+    of = [losses[twin.get(name, name), seed] for name, seed in zip(runs["config_id"], runs["seed"], strict=True)]
+    runs = runs.assign(val_loss=of)
+    found = line(marginal(runs), SR, "stochastic")
+    assert found[["difference", "low", "high", "p", "q"]].tolist() == [0.0, 0.0, 0.0, 1.0, 1.0]
+    shares = line(marginal(runs.assign(gap_unit="points")), SR, "stochastic")
+    assert shares["difference"] == 0
+    assert np.isnan(shares[["low", "high", "p", "q"]].astype(float)).all() or noise

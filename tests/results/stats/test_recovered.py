@@ -131,3 +131,13 @@ def test_lines_say_the_weights_that_they_are_measured_from_and_mix_none(tmp_path
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Measured from <b>gptq 12345678</b>, given by <code>--from</code>" in page
     assert "Measured from the task's own base, rounded to nearest" in page
+
+
+def test_losses_equal_to_the_bit_give_all_back_or_nothing_and_shares_tie_by_chance():
+    lost = np.array([0.1, 0.12, 0.14])
+    assert ratio(lost, lost) == (1.0, 1.0, 1.0)
+    assert ratio(0 * lost, lost) == (0.0, 0.0, 0.0)
+    assert ratio(0 * lost, np.array([0.1, -0.1, 0.2]))[1:] == (-math.inf, math.inf)  # nothing was lost for sure
+    for above in (lost, 0 * lost):
+        assert np.isnan(ratio(above, lost, shares=True)[1:]).all()
+    assert np.isnan(ratio(lost / 2, lost)[1:]).all()  # a constant share is no computation

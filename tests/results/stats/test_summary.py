@@ -247,3 +247,21 @@ def test_overheads_of_an_older_cost_model_are_not_compared_with_newer_ones(row):
 def test_an_overhead_that_is_no_column_of_numbers_is_refused(runs, column):
     with pytest.raises(ConfigError, match=f"overhead: found '{column}'; accepted: a column of numbers: .*points"):
         summarize(runs(bf16=[0.5], nvfp4=[0.6]), column)
+
+
+def test_recipes_with_the_same_losses_are_the_same_computation_and_equal_shares_tie_by_chance(runs):
+    base, losses = [0.50, 0.60, 0.40], [0.53, 0.61, 0.45]
+    frame = runs(bf16=base, nvfp4=losses, mxfp4=losses, quartet=losses, luq=base)
+    frame["val_loss_bf16"] = frame["val_loss"]
+    found = summarize(frame)
+    same = line(found, "luq")
+    for gap in ("gap", "gap_bf16", "gap_matched"):
+        assert same[[gap, f"{gap}_low", f"{gap}_high"]].tolist() == [0.0, 0.0, 0.0]
+    assert summarize(frame[~frame["recipe_name"].eq("luq")]).query("not is_baseline")["p_best"].tolist() == [1.0] * 3
+    shares = summarize(frame.assign(gap_unit="points"))
+    assert np.isnan(line(shares, "luq")["gap_low"])
+    assert line(shares, "bf16")[["gap_low", "gap_high"]].tolist() == [0.0, 0.0]
+    tied = shares[~shares["is_baseline"] & ~shares["name"].eq("luq")]
+    assert tied["p_best"].notna().all()  # they differ from the best, luq
+    alone = summarize(frame[~frame["recipe_name"].eq("luq")].assign(gap_unit="points")).query("not is_baseline")
+    assert sorted(alone["p_best"].fillna(9)) == [1.0, 9.0, 9.0]
