@@ -159,7 +159,7 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = F
 
 
 def open_ties(line: pd.DataFrame) -> pd.DataFrame:
-    """The lines of shares without claims where fewer than 30 seeds tie, as counts do by chance. line: of `differences`."""
+    """Lines of shares without claims where fewer than 30 seeds tie, as counts do by chance. line: of `differences`."""
     tied = line["low"].eq(0) & line["high"].eq(0) & line["pairs"].lt(BOOTSTRAP_FROM)
     claims = ["low", "high", "p", "p_same", "more_seeds"]
     return line.assign(verdict=line["verdict"].mask(tied, "open"), **{name: line[name].mask(tied) for name in claims})

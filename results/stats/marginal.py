@@ -33,7 +33,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     diverged), untried (levels of other factors that one of the two was tried with and the other never, as text; then
     the matches speak of what both were tried with alone). Lowest difference first."""
     parts = []
-    shares = {keys: are_shares(part).any() for keys, part in runs.groupby(list(SETTING), observed=True)}
+    shares = {keys: bool(are_shares(part).any()) for keys, part in runs.groupby(list(SETTING), observed=True)}
     for keys, table in factor_tables(runs):
         lane, of_counts = lane_variance(table.y), shares[keys]
         lines = []
