@@ -60,8 +60,8 @@ OF_LANGUAGE = SWIGLU8, RECOMPUTE
 
 def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
     """The task at a preset, with `+bf16`, `+swiglu8`, `+packed`, `+recompute` behind it if wanted; on the user's data
-    if `data` names some. For a file `….py`, its object called `preset`. start: a file of weights that all lanes start from
-    (weights.py), or for language the folder of a pretrained decoder. An empty text is as good as None.
+    if `data` names some. For a file `….py`, its object called `preset`. start: a file of weights that all lanes start
+    from (weights.py), or for language the folder of a pretrained decoder. An empty text is as good as None.
 
     ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
