@@ -191,9 +191,15 @@ def is_fp8_itself(quantizer: Quantizer) -> bool:
 
 
 def has_factor(quantizer: Quantizer) -> bool:
-    """False if a product of elements and block scales needs no decode factor afterwards: it is 1."""
+    """False if a product of elements and block scales needs no decode factor afterwards, since it is 1: scales E8M0
+    that follow no factor of the tensor.
+
+    Of other scales it may be 1, too, but lanes with and without a factor cannot share a population where it is left
+    out, and many studies compare such.
+    """
     q = quantizer
-    return q.is_plain or q.codec != "block" or q.tensor_scale is not None or q.range not in ("full", "16/17")
+    in_range = q.range in ("full", "16/17")
+    return not (q.codec == "block" and isinstance(q.scale, E8M0) and q.tensor_scale is None and in_range)
 
 
 def product_format(*quantizers: Quantizer) -> str:

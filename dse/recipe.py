@@ -264,11 +264,11 @@ class Recipe(Part, frozen=True):
         )
 
     def _formats(self, stage: str) -> str:
-        """The formats in which a stage's product may take its operands: that of both, and in FP8 that of each, and
-        which have a factor: these take other ways."""
+        """The formats in which a stage's product may take its operands: that of both, in FP8 that of each, and which
+        have no factor: these take other ways."""
         quantizers = [self.slot(f"{stage}.{operand}") for operand in STAGES[stage]]
         of_each = [fp8_format(q) or "none" for q in quantizers] if self.gemm == "fp8-exact" else []
-        of_each += [f"factor {n}" for n, q in enumerate(quantizers) if of_each and has_factor(q)]
+        of_each += [f"no factor {n}" for n, q in enumerate(quantizers) if not has_factor(q)]
         return " ".join([product_format(*quantizers), *of_each])
 
     def label(self) -> str:

@@ -51,7 +51,7 @@ class Stage(msgspec.Struct):
     gemm_why_not  why backends before it were passed over
     fp8           operand -> the FP8 that the backend takes both in, where their shapes are ops/fp8's; else empty
     fp8_itself    operands whose elements are FP8 numbers, and so need no power of two
-    plain_factors operands in FP8 whose decode factor is 1 in all lanes, and so is left out
+    plain_factors operands whose decode factor is 1 in all lanes, and so is left out: a product without one is cuBLAS's
     choice        of channels that are treated apart, None where there are none
     held          the stage of channels that are held in another format, not rotated; None where there are none
     """
@@ -117,12 +117,11 @@ class Stage(msgspec.Struct):
 
     def _as_taken(self, name: str, operand: Operand, use: Use) -> Operand:
         """The operand as the backend takes it."""
+        if name in self.plain_factors and len(operand.terms) == 1:
+            operand = operand._replace(terms=[operand.terms[0]._replace(factor=None)])
         if name in self.fp8 and use.takes_fp8:
             known = None if name in self.fp8_itself else partial(history, self.slots[name].state, use)
-            operand = operand.in_fp8(self.fp8[name], known)
-            if name in self.plain_factors and len(operand.terms) == 1:
-                operand = operand._replace(terms=[operand.terms[0]._replace(factor=None)])
-            return operand
+            return operand.in_fp8(self.fp8[name], known)
         return operand.whole() if GEMMS[self.gemm].whole else operand
 
     def _quantized(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:

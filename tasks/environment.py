@@ -23,7 +23,7 @@ from fp4dse.tasks.remembered import remembered
 if TYPE_CHECKING:
     from fp4dse.tasks.facts import TaskFacts
 
-ENGINE_REV = 8
+ENGINE_REV = 9
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 BYTES_PER_PARAMETER = 5 * 4

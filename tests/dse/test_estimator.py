@@ -102,7 +102,7 @@ def test_a_trust_mask_is_about_elements():
 def test_lanes_share_a_population_only_with_the_same_scales_if_an_estimator_depends_on_them(other):
     straight, rounded = Through(scale="exact"), ROUNDED
     e4m3 = Quantizer(scale=E4M3(), block=32 if other == "mxfp4" else 16)
-    if isinstance(other, str):
+    if other == "ue5m3":  # mxfp4's products have no factor
         assert estimating(e4m3, w=straight).signature() == estimating(other, w=straight).signature()
     assert estimating(e4m3, w=rounded).signature() != estimating(other, w=rounded).signature()
 

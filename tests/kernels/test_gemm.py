@@ -15,6 +15,7 @@ from fp4dse.kernels.gemm import FASTEST, GEMMS, pick
 from fp4dse.kernels.ops import fp8, products
 from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.spec.codecs import CODECS
+from fp4dse.kernels.stage import make_stages
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
 
@@ -82,7 +83,7 @@ def test_what_is_taken_depends_on_the_signature_alone(q, monkeypatch):
     of_product = dict(zip([*OPERAND_FORMATS, "fp32"], [*FASTEST, "fp32"], strict=True))
     (product,) = set(Recipe.uniform(q).signature().products)
     for company in ([q], [q, NVFP4], [NVFP4, q]):
-        assert pick("cuda", company, company)[0] == of_product[product]
+        assert pick("cuda", company, company)[0] == of_product[product.split()[0]]
 
 
 def test_lanes_choose_their_products_once():
@@ -113,6 +114,36 @@ def test_a_backend_that_the_device_does_not_have_says_so():
     reason = "bf16-exact not taken on cpu: it needs a CUDA device"
     assert GEMMS["bf16-exact"].why_not("cpu", [NVFP4], [NVFP4]) == reason
     assert GEMMS["bf16-rounded"].why_not("cpu", [WIDE], [WIDE]) is None
+
+
+@pytest.mark.parametrize(
+    ("of", "bias", "tiled"), [(MXFP4, False, False), (MXFP4, True, True), (NVFP4, False, True)], ids=str
+)
+def test_a_factor_that_is_always_one_is_not_given_to_a_product_which_is_then_the_librarys(monkeypatch, of, bias, tiled):
+    """Of all three stages; a bias, and factors that are numbers, are for the kernel that finishes tiles."""
+    seen, shape = [], {"fprop": (16, 48, 64), "dgrad": (16, 64, 48), "wgrad": (48, 64, 16)}
+
+    def run(a, b, finish):
+        seen.append((products.is_tiled(a.to(torch.bfloat16), b.to(torch.bfloat16), finish), finish))
+        return products.bf16(a, b, finish)
+
+    backend = msgspec.structs.replace(GEMMS["bf16-exact"], run=run, why_not=lambda *_: None)
+    monkeypatch.setitem(GEMMS, "bf16-exact", backend)
+    recipes, device = [Recipe.uniform(of)] * 2, torch.device("cpu")
+    exact, stages = (make_stages(recipes, name, device, PLAIN) for name in ("exact", "bf16-exact"))
+    numerics = LaneNumerics([Recipe.uniform(of)] * 2, [0, 1])
+    end = products.Finish(bias=torch.randn(2, 48)) if bias else products.AS_IT_IS
+    for name, (rows, columns, length) in shape.items():
+        if bias and name != "fprop":
+            continue
+        a, b = torch.randn(2, rows, length), torch.randn(2, columns, length)
+        results = []
+        for stage in (exact[name], stages[name]):
+            operands = (stage.operand(n, x, numerics.use(0), None) for n, x in zip(STAGES[name], (a, b), strict=True))
+            results.append(stage.multiply(*operands, end=end))
+        assert torch.equal(*results)
+    assert [found for found, _ in seen] == [tiled] * (1 if bias else 3)
+    assert all((finish.factor_a is None) == (of is MXFP4) for _, finish in seen)
 
 
 # --- what is computed --------------------------------------------------------------------------------------------
