@@ -164,6 +164,7 @@ def test_recipes_that_train_apart_cannot_train_together():
     assert len({Recipe.named(name).signature() for name in speed.APART}) == len(speed.APART) == 10
 
 
+@pytest.mark.slow
 def test_populations_side_by_side_count_the_tokens_of_all():
     found = side_by_side.tokens_per_second(("language", "smoke"), ["nvfp4", "mxfp4"], 1, "cpu", least_s=0.05, warm_up=1)
     assert found > 0
