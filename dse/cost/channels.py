@@ -19,7 +19,7 @@ from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model, together
 from fp4dse.dse.cost.products import Seconds, product
-from fp4dse.dse.cost.units import but_fp8, product_unit
+from fp4dse.dse.cost.units import product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import GemmChoice
@@ -54,11 +54,10 @@ def channels_apart(fprop: Fprop, wgrad: Wgrad, model: Model, chip: Chip, gemm: G
     for name, stage in (("fprop", fprop), ("wgrad", wgrad)):
         if name == "fprop" or in_wgrad:
             held = _in_format(stage, channels.format)
-            seconds += _total(product(name, held, first, chip, but_fp8(gemm)))
-            seconds += _total(product(name, stage, last, chip, gemm))
+            seconds += _total(product(name, held, first, chip, gemm)) + _total(product(name, stage, last, chip, gemm))
             seconds -= _total(product(name, stage, model, chip, gemm))
     if in_wgrad and not wgrad.g.is_plain:
-        unit = product_unit(channels.format, channels.format, chip, but_fp8(gemm))
+        unit = product_unit(channels.format, channels.format, chip, gemm)
         outputs = sum(linear.count * linear.outputs * linear.tokens for linear in model.linears) * model.tokens
         seconds += work.quantize(channels.format, chip, unit).seconds(chip) * outputs * chip.passes
     return (("outliers", seconds),)

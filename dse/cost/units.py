@@ -73,7 +73,7 @@ def decoded_bytes(q: Quantizer, unit: str, chip: Chip) -> float | None:
 
 
 def but_fp8(gemm: GemmChoice) -> GemmChoice:
-    """The choice of products for attention cores and channels that are held apart: `fp8-exact` leaves them exact."""
+    """The choice of products for what `fp8-exact` leaves exact: attention cores, and layers with channels apart."""
     return "exact" if gemm == "fp8-exact" else gemm
 
 

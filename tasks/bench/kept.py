@@ -68,7 +68,7 @@ def bench(preset: str, device: str = "cpu") -> Iterator[Row]:
     endings = (SWIGLU8, PACKED, RECOMPUTE)
     for ending in endings:
         if ending in preset:
-            shorter = preset.partition(ending)[0]
+            shorter = preset
             for other in endings:
                 shorter = shorter.replace(other, "")
             why = f"with and without {', '.join(endings)} is what is counted"
