@@ -87,10 +87,10 @@ class Rollouts:
         b, t = plan.prompts * plan.samples, problems.answer_length
         self.inputs = torch.zeros(lanes, b, problems.prompt_length + t - 1, dtype=torch.int64, device=device)
         answers = torch.zeros(lanes, b, t, dtype=torch.int64, device=device)
-        holds = [recipe.training.kl for recipe in numerics.recipes]
-        kl = torch.tensor([plan.clip.kl if of is None else of for of in holds], device=device)
-        held = any(plan.clip.kl if of is None else of for of in holds)
-        kl = kl.view(-1, 1, 1).repeat(1, b, 1 if held else 0)
+        asked = (recipe.training.kl for recipe in numerics.recipes)
+        weights = [plan.clip.kl if of is None else of for of in asked]
+        held = any(weights)
+        kl = torch.tensor(weights, device=device).view(-1, 1, 1).repeat(1, b, 1 if held else 0)
         zeros = (torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:-1])
         self.target = Target._make([answers, *zeros, kl])
         self.error = torch.zeros(lanes, device=device)
