@@ -94,12 +94,12 @@ def in_batches_of(rows: int) -> Lanes:
 
 
 def of_a_plain_module() -> Lanes:
-    return recipes(plain_net.task_of(), (("nvfp4", 0), ("nvfp4-sr", 1), ("nvfp4-sr", 0)))
+    return recipes(plain_net.task_of(steps=5), (("nvfp4", 0), ("nvfp4-sr", 1), ("nvfp4-sr", 0)))
 
 
 def of_a_plain_module_with(training: Training) -> Lanes:
     recipe = replace(Recipe.named("ue5m3-graphcore"), training=training)
-    return plain_net.task_of(), [Lane(recipe, 1e-2, seed) for seed in range(3)]
+    return plain_net.task_of(steps=5), [Lane(recipe, 1e-2, seed) for seed in range(3)]
 
 
 STABLE = Training(optimizer=StableSPAM(reset=3), loss_scale=64.0, schedule=None, clip=0.1)
