@@ -183,7 +183,7 @@ def test_what_is_kept_for_the_backward_pass_takes_little_more_than_half(eager, n
 @pytest.mark.parametrize(("name", "recipe"), list(zip(SUPERVISED, ["bf16", "nvfp4-sr-rht"] * 2, strict=True)))
 def test_losses_fall(name, recipe):
     task = get_task(name, "smoke+bf16")
-    task = msgspec.structs.replace(task, steps=min(task.steps, 25), finish=None)  # no samples are looked at
+    task = msgspec.structs.replace(task, steps=min(task.steps, 40), finish=None)  # no samples are looked at
     for lane in train(task, [Lane(Recipe.named(recipe), task.lr, seed) for seed in (0, 1)]).lanes:
         assert lane.train_loss_final < 0.7 * lane.curve_loss[0]
 
