@@ -1,7 +1,6 @@
 """The shipped spaces of reinforcement learning hold the arms that they are to answer with, and all of them train."""
 
 import itertools
-from functools import partial
 
 import msgspec
 import pytest
@@ -12,19 +11,12 @@ from fp4dse.sweeps.arguments import find_space
 from fp4dse.tasks import Lane, get_task, train
 
 
-def little(problem, seeds):
-    """The problem with the first of its held-out ones."""
-    whole = problem(seeds)
-    return msgspec.structs.replace(whole, val_x=whole.val_x[:, :160], val_y=whole.val_y[:, :160])
-
-
 @pytest.mark.parametrize(
     ("name", "preset"),
     [("rl", "smoke"), ("rl-fixes", "smoke"), ("rl-inject", "smoke"), ("rl-kl", "smoke"), ("rl-replay", "moe-smoke")],
 )
 def test_every_recipe_trains_on_the_smoke_preset(name, preset):
-    task = get_task("rl", preset)
-    task = msgspec.structs.replace(task, steps=1, problem=partial(little, task.problem))
+    task = msgspec.structs.replace(get_task("rl", preset), steps=1)
     together = {}
     for recipe in find_space(name).recipes():
         together.setdefault(recipe.signature(), []).append(Lane(recipe, task.lr, 0))
