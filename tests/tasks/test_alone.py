@@ -53,8 +53,7 @@ def little(problem: Callable, seeds: Sequence[int]) -> Problem:
 
 
 def recipes(task: Task, named=(("nvfp4", 0), ("nvfp4-sr", 1), ("nvfp4-sr", 0), ("ue5m3-sr", 1))) -> Lanes:
-    """Lanes of recipes that share their structural signature, some with a recipe or a seed in common, and of two learning
-    rates."""
+    """Lanes of recipes that share their structural signature, some with a recipe or a seed in common, of two rates."""
     return task, [Lane(Recipe.named(name), task.lr * (1 + seed / 4), seed) for name, seed in named]
 
 
