@@ -165,8 +165,8 @@ def test_a_hanging_job_fails_at_its_limit(tmp_path):
 
 def test_the_budget_stops_running_jobs_and_keeps_what_is_finished(tmp_path):
     sweep(tmp_path, seeds=[0])
-    result = sweep(tmp_path, "hang", budget_s=2.0)
-    assert result.stopped == "the budget of 2 s is spent"
+    result = sweep(tmp_path, "hang", budget_s=1.0)
+    assert result.stopped == "the budget of 1 s is spent"
     assert (result.stored, result.left, result.exit_code) == (LANES // 2, LANES // 2, 0)
     assert sweep(tmp_path).done == LANES // 2
     assert_every_lane_once(tmp_path)
@@ -232,7 +232,7 @@ def test_wrong_tasks_and_devices_are_refused_before_anything_is_written(tmp_path
 
 def test_the_state_names_what_runs_and_what_is_left(tmp_path):
     seen = []
-    sweep(tmp_path, "slow=0.5", progress=lambda state: seen.append(json.loads(json.dumps(_plain(state)))))
+    sweep(tmp_path, "slow=0.2", progress=lambda state: seen.append(json.loads(json.dumps(_plain(state)))))
     assert {job["task"] for state in seen for job in state["running"]} == {"regression", "vision"}
     assert seen[0]["jobs_waiting"] > seen[-1]["jobs_waiting"] == 0
     assert seen[-1]["ended"] == "finished"

@@ -148,7 +148,7 @@ def test_every_task_has_a_study_as_if_it_were_alone_and_all_are_trained_side_by_
 
 def test_how_long_jobs_take_does_not_change_what_is_proposed(tmp_path):
     quick = one(tmp_path / "quick", sampler="tpe", trials=12)
-    slow = one(tmp_path / "slow", sampler="tpe", trials=12, mode="slow=0.2", jobs=1)
+    slow = one(tmp_path / "slow", sampler="tpe", trials=12, mode="slow=0.1", jobs=1)
     assert tried(tmp_path / "quick") == tried(tmp_path / "slow")
     assert quick.front == slow.front
 
