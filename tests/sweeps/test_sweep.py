@@ -41,7 +41,7 @@ def trained(tmp_path) -> int:
 
 
 def assert_every_lane_once(tmp_path, status="done"):
-    runs = open_store(tmp_path / "store").runs()
+    runs = open_store(tmp_path / "store").runs(["status", "config_id", "lr", "task", "seed", "is_baseline"])
     assert Counter(runs["status"]) == {status: LANES}
     assert not runs.duplicated(["config_id", "lr", "task", "seed"]).any()
     assert len(runs[runs["is_baseline"]]) == 2 * 2
@@ -127,7 +127,7 @@ def test_a_second_crash_is_recorded_with_its_reason_and_tried_again_by_the_next_
     reason = "exit code 1: Traceback ... | RuntimeError: the die was cast"
     [failure] = result.failures
     assert (result.failed, failure.lanes, failure.reason, result.exit_code) == (3, 3, reason, 1)
-    runs = open_store(tmp_path / "store").runs()
+    runs = open_store(tmp_path / "store").runs(["status", "failure"])
     assert set(runs[runs["status"] == "failed"]["failure"]) == {reason}
     kept = list((tmp_path / "store" / "failed").iterdir())
     assert failure.job in {folder.name for folder in kept}
