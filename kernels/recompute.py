@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.autograd import Function, contraction
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.quant.operand.records import Journal
 
@@ -62,7 +62,7 @@ class _Recomputed(Function[Outputs]):
 def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], of: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """Gradients of tensors from those of outputs, None for a tensor that no output depends on."""
     outputs, gradients = zip(*pairs, strict=True)
-    return torch.autograd.grad(outputs, of, gradients, allow_unused=True)
+    return torch.autograd.grad(contraction(outputs, gradients), of, allow_unused=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.autograd import contraction
 from fp4dse.tasks.distance import mean_losses
 from fp4dse.tasks.optimizers import LaneOptimizer
 from fp4dse.tasks.own import one_by_one
@@ -44,7 +45,7 @@ def backward(
             with around if around and not part else nullcontext():
                 loss, own = mean_losses(task, outputs(model, x, task.takes_bf16), y)
             scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
-            scaled.backward(torch.full_like(scaled, 1 / parts))  # a power of two: exact
+            contraction([scaled], [torch.full_like(scaled, 1 / parts)]).backward()  # a power of two: exact
         losses.append(own.detach())
     return losses[0] if parts == 1 else sum(losses[1:], losses[0]) * (1 / parts)
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.layers.place import Kind, Place, Role, conv_role
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
-from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.autograd import Function, contraction
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.sums import divided
 from fp4dse.tasks.draws import seed_keys
@@ -115,7 +115,7 @@ class _Recomputed(Function[Tensor]):
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             y = ctx.function(x)
-        return torch.autograd.grad(y, x, g)[0], None
+        return torch.autograd.grad(contraction([y], [g]), x)[0], None
 
 
 def max_pool(x: Tensor) -> Tensor:

@@ -50,6 +50,15 @@ def _copy_native(source: Path, target: Path) -> None:
             hidden.replace(target / file.name)
 
 
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch) -> Path:
+    """The folder of a user's cache that has nothing but the native code."""
+    before = Path(os.environ["XDG_CACHE_HOME"]) / "fp4dse"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    _copy_native(before, tmp_path / "empty" / "fp4dse")
+    return tmp_path / "empty" / "fp4dse"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_power_cuts():
     """No test waits until a file is on the disk: none cuts the power. Tests that look at this call put their own there.

@@ -334,9 +334,14 @@ def run(command: list[str], tree: Path, **environment: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory) -> dict:
+def tree(tmp_path_factory) -> Path:
+    """A copy with all that was added, which stays as it is."""
+    return copied(tmp_path_factory.mktemp("tree"))
+
+
+@pytest.fixture(scope="module")
+def swept(tree, tmp_path_factory) -> dict:
     """What a sweep of all that was added left."""
-    tree = copied(tmp_path_factory.mktemp("tree"))
     command = [sys.executable, "-c", RUN, json.dumps(SPACE), str(tmp_path_factory.mktemp("swept") / "store")]
     done = run(command, tree, FP4DSE_EAGER="1")  # nothing to compile
     assert done.returncode == 0, done.stderr[-3000:]
@@ -384,16 +389,18 @@ for check in registry, packages:
 """
 
 
-def test_an_operation_is_in_the_registry_and_its_kernel_has_the_bits_of_its_definition(tmp_path):
-    done = run([sys.executable, "-c", BOTH + CHECKS], copied(tmp_path), TRITON_INTERPRET="1", FP4DSE_EAGER="1")
+def test_an_operation_is_in_the_registry_and_its_kernel_has_the_bits_of_its_definition(tree):
+    done = run([sys.executable, "-c", BOTH + CHECKS], tree, TRITON_INTERPRET="1", FP4DSE_EAGER="1")
     assert done.stdout.splitlines() == ["True", "all listed", "all listed"], done.stderr[-3000:]
 
 
-def test_an_operation_that_is_left_out_of_the_registry_or_of_the_packages_is_found(tmp_path):
-    tree = copied(tmp_path)
-    (tree / "kernels/ops/doubled/__init__.py").write_text("")
-    shutil.copy(ROOT / "pyproject.toml", tree)
-    done = run([sys.executable, "-c", CHECKS], tree, FP4DSE_EAGER="1")
+def test_an_operation_that_is_left_out_of_the_registry_or_of_the_packages_is_found(tree, tmp_path):
+    lacking = shutil.copytree(tree, tmp_path / "lacking", symlinks=True, copy_function=os.link)
+    for changed in ("kernels/ops/doubled/__init__.py", "pyproject.toml"):
+        (lacking / changed).unlink()
+    (lacking / "kernels/ops/doubled/__init__.py").write_text("")
+    shutil.copy(ROOT / "pyproject.toml", lacking)
+    done = run([sys.executable, "-c", CHECKS], lacking, FP4DSE_EAGER="1")
     assert done.stdout.splitlines() == ["left out", "left out"], done.stderr[-3000:]
 
 

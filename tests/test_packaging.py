@@ -209,9 +209,13 @@ class Tree:
         """Imports by name, written as in BY_NAME -> whether all of them stand in functions."""
         found: dict[tuple[str, str], bool] = {}
         for name, tree in self.trees.items():
-            within = {node for function in ast.walk(tree) if is_function(function) for node in ast.walk(function)}
-            called = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
-            for node in ast.walk(tree):
+            nodes = list(ast.walk(tree))
+            names = {getattr(node, "id", getattr(node, "attr", getattr(node, "name", None))) for node in nodes}
+            if names.isdisjoint(IMPORTERS):
+                continue
+            within = {node for function in nodes if is_function(function) for node in ast.walk(function)}
+            called = {node.func: node for node in nodes if isinstance(node, ast.Call)}
+            for node in nodes:
                 if isinstance(node, ast.alias) and node.name in IMPORTERS and node.asname:
                     found[name, f"as {node.asname}"] = False
                 elif getattr(node, "id", getattr(node, "attr", None)) in IMPORTERS:
@@ -227,7 +231,7 @@ class Tree:
         found: dict[str, set[str]] = {}
         for name, tree in self.trees.items():
             for node in ast.walk(tree):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy":
+                if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "lazy":
                     named = [keyword.arg for keyword in node.keywords if keyword.arg]
                     unpacked = [k.value.keys for k in node.keywords if isinstance(k.value, ast.Dict)]
                     named += [ast.literal_eval(key) for keys in unpacked for key in keys if key]

@@ -11,10 +11,10 @@ from tests.commands.running import assert_one_line, swept
 def test_confirm_says_what_it_takes_then_leads_with_fresh_seeds(run, finished, monkeypatch):
     written = []  # the fresh lanes that a report knows of
     report = "fp4dse.results.report.write_report"
-    monkeypatch.setattr(report, lambda store, *_, **__: written.append(store.runs()["stage"].notna().sum()))
+    monkeypatch.setattr(report, lambda store, *_, **__: written.append(store.runs(["stage"])["stage"].notna().sum()))
     planned = json.loads(run("confirm", "--seeds", "4", "--dry-run", "--json").out)
     assert planned["to_train"] == 4 * (sum(planned["candidates"].values()) + 1)
-    assert open_store("runs/few/store").runs()["stage"].isna().all()
+    assert open_store("runs/few/store").runs(["stage"])["stage"].isna().all()
     answer = run("confirm", "--seeds", "4")
     assert answer.code == 0
     assert answer.out.startswith("candidates: ")

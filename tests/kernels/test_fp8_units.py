@@ -348,13 +348,12 @@ def test_tiles_with_a_flag_are_computed_anew_and_others_are_not_touched(place, d
 
 
 @INTERPRETED
-@pytest.mark.parametrize("number", [1, 2, 7])
-def test_a_lane_has_the_same_bits_in_any_company(place, any_size, number):
+def test_a_lane_has_the_same_bits_in_any_company(place, any_size):
     x, y = drawn(7, 80, 512, 9), drawn(7, 48, 512, 9, seed=1)
     x[2, 5, :32] *= 2.0**-40
     a, b = operand(x), operand(y, E4M3)
     together = place.fp8.multiply(a, b)
-    for chosen in (slice(number), slice(7 - number, 7)):
+    for chosen in (slice(1), slice(6, 7), slice(2), slice(5, 7), slice(7)):
         assert torch.equal(place.fp8.multiply(lane_of(a, chosen), lane_of(b, chosen)), together[chosen])
 
 
@@ -408,17 +407,18 @@ def edge_blocks(dtype, lanes, above=False):
     return x.to(torch.bfloat16)
 
 
-ROUNDINGS = {1: [Nearest()], 2: [Nearest(), Stochastic()], 7: [Nearest(), Stochastic()] * 3 + [Nearest()]}
-"""Number of lanes -> their roundings."""
+ROUNDINGS = [Nearest(), Stochastic()] * 3 + [Nearest()]
+"""Of the first lanes."""
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("count", ROUNDINGS)
+@pytest.mark.parametrize("count", [1, 2, 7])
 def test_operands_have_the_bytes_of_the_definition_on_both_sides_of_the_windows_edges(place, dtype, columns, count):
     """Tiles that are held, some of whose segments are, and none of which is; zeros of both signs; a lane with NaN and
     an infinity. Powers lie 16 bytes apart."""
-    of_lanes = [changed(rounding=rounding) for rounding in ROUNDINGS[count]]
+    count = min(count, 7 if place.device == "cuda" else 3)
+    of_lanes = [changed(rounding=rounding) for rounding in ROUNDINGS[:count]]
     for above in (False, True):
         x = edge_blocks(dtype, count, above)
         x[:, 5] = -0.0
@@ -535,7 +535,7 @@ def test_a_layer_computes_the_same_in_fp8_units(place, any_size, monkeypatch, on
     """Each stage, in all ways to quantize; the definition's products are FP32's of the same numbers."""
     kernels = msgspec.structs.replace(PLAIN, operand=fused.operand, fp8=fused.fp8, packed=fused.packed)
     monkeypatch.setattr(lanes, "backend", lambda _: kernels)
-    x, w, g = (torch.randn(2, *shape) for shape in [(64, 128), (128, 128), (64, 128)])
+    x, w, g = (torch.randn(2, *shape) for shape in [(32, 128), (64, 128), (32, 64)])
     x[0, 5, :32] *= 2.0**-40
     x, w = x.requires_grad_(), w.requires_grad_()
     results = []

@@ -147,7 +147,7 @@ def test_worked_example_of_nvfp4():
 )
 def test_gaussian_error_anchors(name, rounding, expected):
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2048, 2048, generator=generator)
+    x = torch.randn(1024, 2048, generator=generator)
     q = Quantizer.named(name) if isinstance(name, str) else name
     got = quantize(x, stochastic(q) if rounding == "stochastic" else q).values
     assert float(((got - x) ** 2).sum() / (x**2).sum()) == pytest.approx(expected, rel=0.01)

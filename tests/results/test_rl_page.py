@@ -11,6 +11,7 @@ from scipy.stats import t, ttest_1samp, wilcoxon
 
 from fp4dse.results import open_store
 from fp4dse.results.stats.intervals import adjusted, holm, mean_interval, p_value
+from fp4dse.results.views import VIEWS
 from fp4dse.sweeps.arguments import find_space
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -209,7 +210,18 @@ def test_the_rows_of_the_seed_papers_table_are_ours(page, store):
         assert numbers(cells[4]) == ([round(100 * spread[name], 1)] if name in spread else []), name
 
 
-def test_every_query_of_the_page_answers_with_its_views(page, store):
+def test_every_query_of_the_page_answers_with_its_views(page, store, monkeypatch):
+    """Of the same rows a view is made once: it takes longer than the queries."""
+    made = {}
+
+    def once(name, function, runs):
+        key = (name, len(runs), *runs.columns)
+        if key not in made:
+            made[key] = function(runs)
+        return made[key]
+
+    for name, function in VIEWS.items():
+        monkeypatch.setitem(VIEWS, name, partial(once, name, function))
     queries = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     queries += re.findall(r'fp4dse query --store docs/study/rl-store "(.*)"', page)
     assert len(queries) >= 12

@@ -48,10 +48,15 @@ def test_effects_for_a_paper_are_six_columns_that_tell_every_row_apart():
     assert found["with"].notna().tolist() == pairs.tolist()
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_columns_of_a_view_have_their_type_even_without_rows(name):
+@pytest.fixture(scope="module")
+def many():
     runs = generated(("*.g.rounding", "wgrad.rotation", "*.scale"), seeds=2)
-    runs = runs.assign(baseline_loss=0.5, gap=0.1)
+    return runs.assign(baseline_loss=0.5, gap=0.1)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_columns_of_a_view_have_their_type_even_without_rows(many, name):
+    runs = many
     full, empty = to_arrow(name, runs), to_arrow(name, runs.iloc[:0])
     assert full.column_names == empty.column_names
     for field in full.schema:

@@ -45,7 +45,7 @@ def sweep(store, mode="ok", **more):
 
 
 def assert_every_lane_once(store):
-    runs = open_store(store).runs()
+    runs = open_store(store).runs(["status", "config_id", "lr", "task", "seed"])
     assert Counter(runs["status"]) == {"done": LANES}
     assert not runs.duplicated(["config_id", "lr", "task", "seed"]).any()
 
@@ -170,4 +170,4 @@ def test_a_store_that_was_copied_while_it_was_written_is_whole(tmp_path):
     for path in copies[:: max(1, len(copies) // 5)]:
         found = open_store(path)
         assert found.info()["torn"] == []
-        assert len(found.done()) == len(found.runs()) <= LANES
+        assert len(found.done()) == len(found.runs(["run_id"])) <= LANES

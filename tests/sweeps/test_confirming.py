@@ -57,7 +57,8 @@ def store(once_screened, tmp_path) -> Store:
 
 
 def test_each_candidate_is_trained_once_on_each_fresh_seed_at_the_rate_that_its_screened_seeds_chose(store, tmp_path):
-    near, before = candidates(store.runs()), summarize(store.runs())
+    runs = store.runs()
+    near, before = candidates(runs), summarize(runs)
     result = confirm(store)
     rows = fresh_rows(store)
     assert (result.left, result.failed) == (0, 0)
@@ -68,8 +69,8 @@ def test_each_candidate_is_trained_once_on_each_fresh_seed_at_the_rate_that_its_
     assert rows["gap"].notna().all()  # BF16 at its own rate, whichever those of the recipes are
     assert summarize(store.runs()).equals(before)
     assert confirm(store).done == 0
-    assert screen(tmp_path).runs()["stage"].notna().sum() == len(rows)
-    assert (tmp_path / "lanes.txt").read_text().count("\n") == len(store.runs())
+    assert screen(tmp_path).runs(["stage"])["stage"].notna().sum() == len(rows)
+    assert (tmp_path / "lanes.txt").read_text().count("\n") == len(store.runs(["run_id"]))
 
 
 def test_more_seeds_are_added_to_those_that_there_are(store):
@@ -112,7 +113,7 @@ def test_a_budget_takes_the_nearest_to_the_front_and_the_same_command_goes_on_wi
 
 def test_what_it_takes_follows_from_the_screened_lanes_of_each_candidate(store):
     planned = plan_confirm(store, seeds=4, jobs=2)
-    lane_s = store.runs().groupby(["task", "config_id"])["lane_s"].mean()
+    lane_s = store.runs(["task", "config_id", "lane_s"]).groupby(["task", "config_id"])["lane_s"].mean()
     one = planned.candidates[0]
     assert one.seconds == pytest.approx(4 * lane_s[one.task, one.config_id])
     assert planned.seconds == pytest.approx((planned.baseline_seconds + sum(c.seconds for c in planned.taken)) / 2)

@@ -91,13 +91,12 @@ def test_a_task_with_a_base_of_its_own_is_calibrated_without_training_it():
     assert module.brief(plain).pretrain is None
 
 
-def test_a_calibration_of_rollouts_trains_few_lanes_and_no_base(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_calibration_of_rollouts_trains_few_lanes_and_no_base(tmp_path, empty_cache):
     plan = plan_sweep(SPACE, tasks=[("rl", "smoke")], store=tmp_path / "none", jobs=1)
     pace = module.calibrate(plan.jobs[-1], 32)
     assert pace.lane_s > 0
     assert "2 lanes, 12 steps; not in it: the base" in pace.source
-    assert not list(tmp_path.rglob("base-*"))
+    assert not list(empty_cache.rglob("base-*"))
 
 
 def test_an_estimate_says_before_it_trains(monkeypatch):

@@ -55,13 +55,13 @@ def test_every_job_has_its_tasks_rungs_but_for_the_baselines(tmp_path):
 def test_what_was_dropped_is_stored_and_counts_for_sweeps_with_rungs_alone(tmp_path):
     first = sweep(tmp_path, halving=Halving(1, 0.5))
     assert (first.done, first.pruned, first.left, first.exit_code) == (2 + 4, 4, 0, 0)
-    runs = open_store(tmp_path / "store").runs()
+    runs = open_store(tmp_path / "store").runs(["status", "pruned_step"])
     assert Counter(runs["status"]) == {"done": 6, "pruned": 4}
     assert set(runs["pruned_step"].dropna()) == {5}
     assert sweep(tmp_path, halving=Halving(1, 0.5)).stored == 10
     without = sweep(tmp_path)
     assert (without.stored, without.done) == (6, 4)
-    assert Counter(open_store(tmp_path / "store").runs()["status"]) == {"done": 10}
+    assert Counter(open_store(tmp_path / "store").runs(["status"])["status"]) == {"done": 10}
     assert sweep(tmp_path, halving=Halving(1, 0.5)).stored == 10
 
 

@@ -31,7 +31,7 @@ def sweep(store, mode="ok", **more):
 
 
 def assert_every_lane_once(store):
-    runs = open_store(store).runs()
+    runs = open_store(store).runs(["status", "config_id", "lr", "task", "seed"])
     assert Counter(runs["status"]) == {"done": LANES}
     assert not runs.duplicated(["config_id", "lr", "task", "seed"]).any()
 

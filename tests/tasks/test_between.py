@@ -101,7 +101,8 @@ def test_a_layer_is_that_of_fp32_rounded_once(eager, recipe):
 
 
 def short(name, preset, steps):
-    return msgspec.structs.replace(get_task(name, preset), steps=steps)
+    """From weights as they are drawn: nothing here depends on how good they are."""
+    return msgspec.structs.replace(get_task(name, preset), steps=steps, pretrain=None)
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
@@ -182,6 +183,7 @@ def test_what_is_kept_for_the_backward_pass_takes_little_more_than_half(eager, n
 @pytest.mark.parametrize(("name", "recipe"), list(zip(SUPERVISED, ["bf16", "nvfp4-sr-rht"] * 2, strict=True)))
 def test_losses_fall(name, recipe):
     task = get_task(name, "smoke+bf16")
+    task = msgspec.structs.replace(task, steps=min(task.steps, 40), finish=None)  # no samples are looked at
     for lane in train(task, [Lane(Recipe.named(recipe), task.lr, seed) for seed in (0, 1)]).lanes:
         assert lane.train_loss_final < 0.7 * lane.curve_loss[0]
 

@@ -13,8 +13,17 @@ from fp4dse.tasks.engine.evaluation import evaluating
 
 replace = msgspec.structs.replace
 SMOKE = get_task("finetune", "smoke")
-TASK = replace(SMOKE, steps=8, pretrain=lambda seeds, _device: SMOKE.problem(seeds).init)
-"""From weights as they are drawn: nothing here depends on how good they are. It has 320 samples."""
+SAMPLES, CHOSEN = 80, 8  # a tenth
+
+
+def few(seeds):
+    """The problem with a quarter of its samples, each of which is scored at every choice."""
+    whole = SMOKE.problem(seeds)
+    return replace(whole, train_x=whole.train_x[:, :SAMPLES], train_y=whole.train_y[:, :SAMPLES])
+
+
+TASK = replace(SMOKE, steps=8, batch=8, problem=few, pretrain=lambda seeds, _device: SMOKE.preview(seeds).init)
+"""From weights as they are drawn: nothing here depends on how good they are."""
 
 
 def lane(coreset=None, seed=0, name="mxfp4", lr=1e-3):
@@ -63,10 +72,10 @@ def test_the_samples_with_the_largest_scores_are_read(step):
     assert of.coresets.is_due(step)
     of.coresets.choose(step, lambda: evaluating(of), of.model)
     chosen = of.coresets.chosen[0, : int(of.coresets.sizes[0])].numpy()
-    assert len(chosen) == 32
-    least = np.sort(expected)[-32]
+    assert len(chosen) == CHOSEN
+    least = np.sort(expected)[-CHOSEN]
     assert (expected[chosen] >= least - 1e-5).all()
-    assert torch.equal(of.coresets.chosen[1], torch.arange(320)), "another lane reads all"
+    assert torch.equal(of.coresets.chosen[1], torch.arange(SAMPLES)), "another lane reads all"
 
 
 def test_batches_are_of_the_chosen_samples_alone():
@@ -75,9 +84,9 @@ def test_batches_are_of_the_chosen_samples_alone():
         of._enter(step)
         rows = of.coresets.rows(of.batches(of.numerics.step)[of.seed_index])
         for number in range(2):
-            assert set(rows[number].tolist()) <= set(of.coresets.chosen[number, :32].tolist())
+            assert set(rows[number].tolist()) <= set(of.coresets.chosen[number, :CHOSEN].tolist())
         assert torch.equal(rows[2], of.batches(of.numerics.step)[0])
-    assert len(set(of.coresets.chosen[1, :32].tolist())) == 32
+    assert len(set(of.coresets.chosen[1, :CHOSEN].tolist())) == CHOSEN
 
 
 def test_random_ones_are_a_seeds_whatever_the_recipe():

@@ -34,6 +34,7 @@ def draws(seeds=(3, 4), step=0):
 @pytest.mark.parametrize("recipe", ["bf16", pytest.param("nvfp4-sr-rht", marks=pytest.mark.slow)])
 def test_loss_halves_and_samples_are_drawn(preset, recipe):
     task = get_task("diffusion", preset)
+    task = msgspec.structs.replace(task, steps=min(task.steps, 30))
     assert task.metric_name == "fid"
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
         assert lane.train_loss_final < 0.5 * lane.curve_loss[0]

@@ -1,5 +1,6 @@
 """What a population trains on and keeps: weights, batches, losses and learning rates, each lane its own."""
 
+import sys
 from contextlib import suppress
 
 import msgspec
@@ -195,3 +196,15 @@ def test_a_finish_that_takes_all_steps_and_stages_is_the_baseline():
     task = short("regression", "smoke", steps=8)
     whole = msgspec.structs.replace(Recipe.named("nvfp4"), finish=Finish(share=1.0))
     assert results(task, [Lane(whole, task.lr, 0)]) == results(task, [Lane(Recipe.named("bf16"), task.lr, 0)])
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("regression", "smoke"), ("vision", "cnn-smoke"), ("diffusion", "smoke"), ("language", "moe-smoke+recompute")],
+)
+def test_no_step_imports_sympy(monkeypatch, name, preset):
+    """As torch's backward pass from given gradients does, in the process of every job anew."""
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
+    task = msgspec.structs.replace(get_task(name, preset), steps=1, finish=None)
+    [lane] = train(task, [Lane(Recipe.named("nvfp4"), task.lr, 0)]).lanes
+    assert lane.status == "done"

@@ -22,7 +22,8 @@ from fp4dse.tasks.threads import torch_threads
 from tests.tasks.in_two import train_in_two
 
 replace = msgspec.structs.replace
-TASK = get_task("finetune", "smoke")
+SHIPPED = get_task("finetune", "smoke")
+TASK = replace(SHIPPED, steps=14)
 BASE = get_task("language", "smoke", "grammar")
 FORWARD = {
     "fprop": {"x": "nvfp4", "w": "nvfp4"},
@@ -66,8 +67,8 @@ def test_it_starts_where_the_base_ends_and_reads_on():
         for name, value in Population(task, [lane(4)], "cpu").model.state_dict().items():
             assert torch.equal(value[0], weights[name])
     read = {tuple(text) for text in BASE.problem([0]).train_x[0].tolist()}
-    here = TASK.problem([0]).train_x[0]
-    assert len(here) == TASK.steps * TASK.batch
+    here = SHIPPED.problem([0]).train_x[0]
+    assert len(here) == SHIPPED.steps * SHIPPED.batch
     assert not read & {tuple(text) for text in here.tolist()}
     after = Language().texts(TRAIN, BASE.steps * BASE.batch, 2, here.shape[1])[0]
     assert torch.equal(here[:2], torch.from_numpy(after))

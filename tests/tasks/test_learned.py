@@ -139,11 +139,11 @@ def test_a_lane_is_itself_beside_lanes_that_learn_elsewhere(optimizer):
         recipe_from_dict({**recipe_to_dict(plain), "layers": [{"kind": kind, "fprop.x": x}]})
         for kind in (["mlp"], ["attention", "mlp"], ["linear", "attention"])
     ]
-    members = [Lane(of, 1e-2, seed) for of, seed in [*((plain, s) for s in range(6)), *((of, 0) for of in ruled)]]
+    members = [Lane(of, 1e-2, seed) for of, seed in [*((plain, s) for s in range(4)), *((of, 0) for of in ruled)]]
     whole = train(task, members, record=True).lanes
-    apart = train(task, members[:6], record=True).lanes
-    assert apart == whole[:6]
-    for at in range(6, 9):
+    apart = train(task, members[:4], record=True).lanes
+    assert apart == whole[:4]
+    for at in range(4, 7):
         assert train(task, members[at : at + 1], record=True).lanes == whole[at : at + 1]
 
 

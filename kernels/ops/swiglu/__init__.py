@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.autograd import Function, contraction
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.silu import silu
 from fp4dse.kernels.quant.operand.in_mxfp8 import from_mxfp8, in_mxfp8
@@ -40,7 +40,7 @@ class _SwiGlu(Function[Tensor]):
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             y = _defined(x)
-        return None, None, torch.autograd.grad(y, x, g)[0]
+        return None, None, torch.autograd.grad(contraction([y], [g]), x)[0]
 
 
 def swiglu(x: Tensor, keeps_mxfp8: bool = False) -> Tensor:

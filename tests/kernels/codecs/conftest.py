@@ -20,7 +20,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def draw(request):
-    """A function of the block size: float32 [96, size], each row a block."""
+    """A function of the block size: float32 [64, size], each row a block."""
     kind = KINDS[request.param]
     generator = torch.Generator().manual_seed(11)
-    return lambda size: kind(torch.randn(96, size, generator=generator))
+    return lambda size: kind(torch.randn(64, size, generator=generator))

@@ -6,6 +6,7 @@ import pytest
 
 from fp4dse import cli
 from fp4dse.dse import ConfigError
+from fp4dse.results import open_store
 from fp4dse.results.report import paper_figures, read_findings, write_figures
 
 matplotlib = pytest.importorskip("matplotlib", reason="needs the extra `figures`")
@@ -26,10 +27,19 @@ def test_each_setting_has_its_four_figures_and_a_text_of_an_svg_is_a_text(found,
     assert re.search(r"<text[^>]*>wgrad\.rotation: rht16 \(not none\)", path.read_text())
 
 
-@pytest.mark.parametrize("form", STARTS)
-def test_the_same_store_makes_the_same_bytes(store, row, tmp_path, form):
+@pytest.fixture(scope="module")
+def read_twice(tmp_path_factory, row):
+    """The findings of a small store, read two times."""
+    store = open_store(tmp_path_factory.mktemp("little") / "store", create=True)
     store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.6), row("mxfp4", 0, 0.7)], "job")
-    first, second = (write_figures(store, tmp_path / name, form) for name in "ab")
+    return [read_findings(store) for _ in range(2)]
+
+
+@pytest.mark.parametrize("form", STARTS)
+def test_the_same_store_makes_the_same_bytes(read_twice, tmp_path, form):
+    first, second = (
+        paper_figures.write_figures(found, tmp_path / name, form) for name, found in zip("ab", read_twice, strict=True)
+    )
     assert len(first) == 3  # one seed and two recipes tell no interaction
     assert all(path.suffix == f".{form}" and path.read_bytes().startswith(STARTS[form]) for path in first)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

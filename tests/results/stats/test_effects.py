@@ -144,7 +144,7 @@ def test_intervals_of_effects_cover_the_truth(seeds, lacking):
     covered = np.zeros(2)
     from scipy.stats import t
 
-    for _ in range(2000):
+    for _ in range(1000):
         noise = rng.normal(size=(12, seeds)) + rng.normal(size=seeds) + rng.normal(size=(2, seeds))[a]
         y = (design @ np.array([1.0, 0.3, 0.1, -0.2]))[:, None] + noise
         if lacking:
@@ -152,7 +152,7 @@ def test_intervals_of_effects_cover_the_truth(seeds, lacking):
         model = fit(design, y, np.ones(12), np.zeros(4))
         value, error, freedom = model.estimate(contrasts)
         covered += np.abs(value - truth) <= t.ppf(0.975, freedom) * error
-    assert covered / 2000 == pytest.approx([0.95, 0.95], abs=0.02)
+    assert covered / 1000 == pytest.approx([0.95, 0.95], abs=0.02)
 
 
 @pytest.mark.parametrize("few", ["of a level", "any"])

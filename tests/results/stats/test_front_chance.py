@@ -83,7 +83,7 @@ def test_the_hypervolume_interval_covers_the_truth(recipes, seeds, common):
     mean = 0.02 + 0.05 * rng.random(recipes) + 0.03 / x
     truth = hypervolumes(x, mean[None], REFERENCE)[0]
     covered = 0
-    for _ in range(1000):
+    for _ in range(500):
         gaps = mean[:, None] + common * rng.normal(size=seeds) + 0.01 * rng.normal(size=(recipes, seeds))
         spread = spread_over_seeds(gaps)
         area = hypervolumes(x, spread.mean[None], REFERENCE)[0]
@@ -92,7 +92,7 @@ def test_the_hypervolume_interval_covers_the_truth(recipes, seeds, common):
         ]
         low, high = 2 * area - np.quantile(np.concatenate(drawn), [0.975, 0.025])
         covered += low <= truth <= high
-    assert covered / 1000 == pytest.approx(0.95, abs=0.02)
+    assert covered / 500 == pytest.approx(0.95, abs=0.02)
 
 
 def test_variances_are_shrunk_as_far_as_their_spread_allows():
