@@ -23,9 +23,7 @@ LEAST = 1 / 4000
 """Share beyond zero below which the tail of some thirty values says nothing of the true one."""
 
 
-def expanded_percentiles(
-    values: NDArray[np.float64], p: NDArray[np.float64], confidence: float
-) -> NDArray[np.float64]:
+def expanded_percentiles(values: NDArray[np.float64], p: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
     """Expanded percentile interval of the mean of each row, and the p at which an end of it is zero: low, high, p.
 
     values: [rows, n], n > 1; returns [rows, 3]. Where less than LEAST of the resampled means is beyond zero, p is what

@@ -6,9 +6,9 @@ several of every kernel, which are hundreds for a decoder; with `coordinate_desc
 the best of each kernel, one after the other. A row that waits for all of that may have no figure at all. And more
 tuning is not always faster: cuBLAS is ahead of those tilings for large products.
 
-So the ways are taken in this order, quickest first, each is timed when it is compiled, and the least counts: the peer is
-as strong as in the last way, and has a figure in the first. All of it is in a process of its own, which is killed when
-time is up. What was tuned until then stays in torch's cache on disk, where another run finds it.
+So the ways are taken in this order, quickest first, each is timed when it is compiled, and the least counts: the peer
+is as strong as in the last way, and has a figure from the first. All of it is in a process of its own, which is killed
+when time is up. What was tuned until then stays in torch's cache on disk, where another run finds it.
 """
 
 from __future__ import annotations

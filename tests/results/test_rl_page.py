@@ -134,9 +134,12 @@ def test_the_headline_has_its_adjusted_p(page, store):
         assert [float(cell) for cell in said] == [round(x, 3 if x < 0.1 else 2) for x in of]
     text = section(page, "What MXFP4 rollouts cost")
     at_the_top = section(page, "What was found")
-    assert f"(p = {by_rule[0]:.3f}), not with five recipes in mind ({holm(by_rule)[0]:.3f})".replace("0.", ".") in at_the_top
+    assert (
+        f"(p = {by_rule[0]:.3f}), not with five recipes in mind ({holm(by_rule)[0]:.3f})".replace("0.", ".")
+        in at_the_top
+    )
     first, second, *_ = holm(by_rule)
-    assert f"for the five recipes p is {first:.3f} for each".replace("0.", ".") in text
+    assert f"after Holm's adjustment p is {first:.3f} for each".replace("0.", ".") in text
     assert first == second
     first, second, *_ = holm(p)
     assert f"after Holm's adjustment {first:.2f} and {second:.2f}".replace("0.", ".") in text

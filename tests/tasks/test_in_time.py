@@ -1,6 +1,5 @@
 """A peer that is compiled: each way is timed by itself, and what fails or takes too long costs no other its figure."""
 
-import os
 import textwrap
 import time
 
@@ -32,7 +31,7 @@ def test_the_least_of_the_ways_counts_and_one_that_fails_says_why():
     found = Found((Tried("a", 9.0, 3.0), Tried("b", 7.0, 4.0), Tried("c", None, 5.0, "KeyError: x")))
     assert found.us == 7.0
     assert str(found) == "a 9 µs after 3 s; b 7 µs after 4 s; c: KeyError: x"
-    with pytest.raises(NotInTime, match="^c: KeyError: x$"):
+    with pytest.raises(NotInTime, match=r"^c: KeyError: x$"):
         _ = Found(found.tried[2:]).us
 
 

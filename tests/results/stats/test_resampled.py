@@ -10,7 +10,7 @@ RESAMPLES = 40_000
 
 
 def by_resamples(rows, seed):
-    """Per row [rows, n] its limits and p by the definition, and the standard error of the share beyond zero, over it."""
+    """Per row [rows, n] its limits and p by the definition, and the standard error of the share beyond 0, over it."""
     n = rows.shape[1]
     means = rows @ np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES).T / n
     widened = np.sqrt(n / (n - 1))
@@ -35,9 +35,7 @@ def test_it_is_what_many_resamples_tend_to(n):
 def test_the_order_of_values_and_what_they_are_measured_in_do_not_matter():
     rng = np.random.default_rng(0)
     row = rng.gamma(0.5, 1.0, 32) - 0.2
-    [plain, *others] = expanded_percentiles(
-        np.stack([row, rng.permutation(row), 1e6 * row, -row]), np.ones(4), 0.95
-    )
+    [plain, *others] = expanded_percentiles(np.stack([row, rng.permutation(row), 1e6 * row, -row]), np.ones(4), 0.95)
     assert others[0] == pytest.approx(plain)
     assert others[1] == pytest.approx([1e6, 1e6, 1] * plain)
     assert others[2] == pytest.approx([-plain[1], -plain[0], plain[2]])
