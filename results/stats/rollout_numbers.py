@@ -40,7 +40,7 @@ RECORDED_READ = ("recorded", "recipe")
 """The columns of runs that are read beside those of other views."""
 AVERAGED = ("reward", "entropy", "mismatch_kl", "ratios_clipped", "rerouted")
 OF_RATIOS = "gradient_error"
-"""How numbers begin whose means are geometric and whose differences are logarithms of ratios."""
+"""The beginning of numbers whose means are geometric and whose differences are logarithms of ratios."""
 UPDATES = 100
 """Steps that mismatch_kl_slope is for."""
 LEAST_FREE = 3

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench.in_time import Compile
 from fp4dse.tasks.engine.lane_counts import wait_for
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.task import Problem, Task
 
 BLOCK, LARGEST, SCALE_LARGEST, SCALE_LEAST = 16, 6.0, 448.0, 2.0**-9
 EPS = 1e-5
@@ -197,11 +197,25 @@ def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@lru_cache(1)
+def _problem(name: str, preset: str) -> Problem:
+    """Data and initial weights of a seed, some 25 seconds for 350M: made once for all ways to compile."""
+    return get_task(name, preset).problem([0])
+
+
 class Peer:
     """A training of `lanes` equal lanes, its functions compiled by `compile_`."""
 
-    def __init__(self, task: Task, lanes: int, device: str, quantized: Quantized, compile_: Compile) -> None:
-        problem = task.problem([0])
+    def __init__(
+        self,
+        task: Task,
+        lanes: int,
+        device: str,
+        quantized: Quantized,
+        compile_: Compile = as_written,
+        problem: Problem | None = None,
+    ) -> None:
+        problem = problem or task.problem([0])
         self.loss_of, self.task = loss_of(task, compile_, quantized), task
         self.parameters = {
             name: value.to(device).expand(lanes, *value.shape[1:]).clone().requires_grad_()
@@ -259,7 +273,7 @@ def step_us(
 ) -> float:
     """Microseconds of a step of the peer of a task and preset, the least of three rounds of `least_s` seconds;
     compiling is not in it."""
-    peer = Peer(get_task(*task), lanes, device, quantized, compile_)
+    peer = Peer(get_task(*task), lanes, device, quantized, compile_, _problem(*task))
 
     def seconds(steps: int) -> float:
         wait_for(device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench.compiled import captured, linear, rms_norm, turned
+from fp4dse.tasks.bench.compiled import as_written, captured, linear, rms_norm, turned
 from fp4dse.tasks.bench.in_time import Compile
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.engine.lane_counts import wait_for
@@ -71,7 +71,7 @@ def grpo(logits: Tensor, tokens: Tensor, log_old: Tensor, advantage: Tensor, cou
 class RolloutPeer:
     """A training of `lanes` equal lanes of a task of tasks/rl in BF16, its functions compiled by `compile_`."""
 
-    def __init__(self, task: Task, lanes: int, device: str, compile_: Compile) -> None:
+    def __init__(self, task: Task, lanes: int, device: str, compile_: Compile = as_written) -> None:
         assert isinstance(task.model, partial)
         self.task, self.plan, self.shape = task, plan_of(task), task.model.args[0]
         init, shape = task.problem([0]).init, self.shape

@@ -39,7 +39,7 @@ Work = Callable[[Compile], float]
 
 
 class Way(NamedTuple):
-    """How functions are compiled: a name, and options of torch.compile."""
+    """A way to compile functions: its name, and options of torch.compile."""
 
     name: str
     options: Mapping[str, bool]
@@ -54,7 +54,7 @@ WAYS = (
 
 
 class Tried(NamedTuple):
-    """What became of a way: microseconds, or why there are none, and the seconds that it took."""
+    """The fate of a way: microseconds, or why there are none, and the seconds that it took."""
 
     name: str
     us: float | None
@@ -68,7 +68,7 @@ class Tried(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What became of all ways that were begun."""
+    """The fates of all ways that were begun."""
 
     tried: tuple[Tried, ...]
 
@@ -90,6 +90,7 @@ class NotInTime(Exception):
 
 def least_us(work: Work, device: str, limit_s: float = LIMIT_S, ways: Sequence[Way] = WAYS) -> Found:
     """`work` by each of the ways, until `limit_s` seconds have passed."""
+    gc.collect()
     reset_peak(device)  # gives back what this process has taken and does not use
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

@@ -96,7 +96,7 @@ def test_the_compiled_peer_quantizes_as_the_engine_does_without_a_tensor_scale()
 @pytest.mark.parametrize("name", ["regression", "language", "vision"])
 def test_the_compiled_peer_has_the_model_of_the_task_and_learns(name):
     task = get_task(name, "smoke")
-    peer = compiled.Peer(task, 2, "cpu", "nothing", compiled.as_written)
+    peer = compiled.Peer(task, 2, "cpu", "nothing")
     population = Population(with_steps(task, 2), lanes_of(task, [Recipe.named("bf16")], 1), "cpu")
     problem, rows = task.problem([0]), torch.arange(task.batch)
     x, y = problem.train_x[:, rows], problem.train_y[:, rows]
@@ -111,7 +111,7 @@ def test_the_compiled_peer_has_the_model_of_the_task_and_learns(name):
 
 def test_the_compiled_peer_names_the_tasks_that_it_has():
     with pytest.raises(ConfigError, match="found 'diffusion:smoke'"):
-        compiled.Peer(get_task("diffusion", "smoke"), 2, "cpu", "all", compiled.as_written)
+        compiled.Peer(get_task("diffusion", "smoke"), 2, "cpu", "all")
 
 
 def test_a_peer_that_did_not_compile_in_time_costs_its_rows_alone_and_once(monkeypatch):

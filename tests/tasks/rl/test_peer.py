@@ -7,7 +7,6 @@ import torch
 from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench.compiled import as_written
 from fp4dse.tasks.bench.compiled_rl import RolloutPeer, grpo
 from fp4dse.tasks.bench.speed import rollout_alone_us
 from fp4dse.tasks.draws import Draws, seed_keys
@@ -21,7 +20,7 @@ SMOKE, LANES = get_task("rl", "smoke"), 2
 
 @pytest.fixture(scope="module")
 def peer():
-    return RolloutPeer(SMOKE, LANES, "cpu", as_written)
+    return RolloutPeer(SMOKE, LANES, "cpu")
 
 
 def test_it_decodes_with_a_cache_as_the_engine_does(peer):
