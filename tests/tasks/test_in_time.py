@@ -2,6 +2,7 @@
 
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,23 +82,26 @@ def test_when_time_is_up_the_process_and_its_workers_end(work, tmp_path):
 def _lives(pid):
     """Whether there is such a process, one that has ended but has not been waited for left out."""
     try:
-        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_what_is_compiled_computes_what_is_written():
-    """In each way but the last, whose second tuning only a GPU has."""
+@pytest.mark.parametrize(("name", "quantized"), [("regression", "all"), ("language", "nothing")])
+def test_what_is_compiled_computes_what_is_written(name, quantized):
+    """Where compiled code rounds to BF16 what is written so, which it else leaves in FP32 within a kernel."""
 
     def losses(compile_):
         torch.manual_seed(0)
-        peer = compiled.Peer(get_task("language", "smoke"), 2, "cpu", "all", compile_)
+        peer = compiled.Peer(get_task(name, "smoke"), 2, "cpu", quantized, compile_)
         return [peer.step().item() for _ in range(2)]
 
     plain = losses(compiled.as_written)
     seen = []
-    tried = _try(lambda compile_: seen.extend(losses(compile_)) or 1.0, WAYS[0])
+    tried = _try(
+        lambda compile_: seen.extend(losses(compile_)) or 1.0, Way("rounded", {"emulate_precision_casts": True})
+    )
     assert tried.why == ""
     assert seen == pytest.approx(plain, rel=2e-3)
