@@ -143,5 +143,6 @@ def _try(work: Work, way: Way) -> Tried:
         us = work(partial(torch.compile, options=dict(way.options) or None, dynamic=False))
         return Tried(way.name, us, time.monotonic() - begin)
     except Exception as error:  # a compiler's errors are of many kinds, and the other ways may do
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        first = str(error).strip().partition("\n")[0]
+        why = f"{type(error).__name__}: {' '.join(first.split())[:160]}"
         return Tried(way.name, None, time.monotonic() - begin, why)
