@@ -123,9 +123,13 @@ def _smoke(problems: Problems, width: int, depth: int, lessons: Lessons, rollout
 
 
 def _small(problems: Problems, flawed: float) -> _Preset:
-    """`small` with other problems. Untuned: nobody has trained one."""
+    """`small` with other problems."""
     lessons, plan = replace(_SMALL.lessons, flawed=flawed), replace(_SMALL.plan, problems=problems)
     return replace(_SMALL, shape=_shape(192, 512, 4, 6, problems), lessons=lessons, plan=plan)
+
+
+_LONG_WALKS = _small(Walks(16, 24, 26), flawed=0.0625)
+"""Half as many steps again as `walks-small`, among more nodes: what reinforcement learning leaves wrong adds up."""
 
 
 _PRESETS = {
@@ -146,6 +150,8 @@ _PRESETS = {
     "dapo-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28), asked=2)),
     "walks-smoke": _smoke(Walks(1, 3, 5), 32, 1, Lessons(120, 64, 1e-2, 0.35, 0.6, 4096), rollouts=12, lr=1e-3),
     "walks-small": _small(Walks(8, 16, 18), flawed=0.1),
+    "walks-long-small": _LONG_WALKS,
+    "walks-long-medium": replace(_LONG_WALKS, shape=_shape(384, 1024, 6, 6, _LONG_WALKS.plan.problems)),
     "edits-smoke": _smoke(Edits(1, 2, 3, 6), 64, 2, Lessons(200, 64, 6e-3, 0.17, 0.6, 4096), rollouts=24, lr=5e-4),
     "edits-small": _small(Edits(8, 16, 3, 25), flawed=0.08),
     "carries-smoke": _smoke(Carries(2, 4, 2, 3), 32, 2, Lessons(300, 64, 1e-2, 0.25, 0.6, 4096), rollouts=40, lr=1e-3),
