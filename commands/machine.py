@@ -110,7 +110,10 @@ def bench_kernels(only: Only = [], device: Device = "cpu", as_json: AsJson = Fal
 def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False) -> None:  # noqa: B006
     """Time the training of populations beside the same training one lane at a time; ratios are from one run.
 
-    Every row is printed as soon as it is measured; as JSON it is a line.
+    Every row is printed as soon as it is measured; as JSON it is a line. --only may be repeated, and takes any part of
+    a row's name, so that one row can be chosen: --only '350M+bf16, bf16' is the decoder of 350M in BF16 beside
+    torch.compile. A part that no row has names them all. A peer by torch.compile has four minutes to compile, and is
+    left out of its rows if it does not.
     """
     from fp4dse.tasks import check_device
     from fp4dse.tasks.bench.speed import bench

@@ -294,7 +294,7 @@ def test_a_recipe_gets_the_products_that_it_asks_for():
 
 
 RUN = [name for name, gemm in GEMMS.items() if not gemm.fp8]
-"""Backends whose `run` is their product: that of FP8 units takes other operands, tests/kernels/test_fp8_units.py."""
+"""Backends whose `run` is their product: that of FP8 units takes other operands, tests/kernels/test_fp8_products.py."""
 INTEGERS = {"bf16-exact": (255, 64), "tf32-exact": (2047, 4), "fp32": (2047, 4)}
 """Backend -> (largest integer whose smaller ones are all held too, products that FP32 can add up exactly)."""
 

@@ -16,6 +16,7 @@ from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, where_any
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.rollout_effects import rollout_effects
+from fp4dse.results.stats.rollout_numbers import OF_RATIOS
 
 SHOWN = {
     "accuracy": "accuracy, points",
@@ -29,8 +30,9 @@ BY_BLOCK = "gradient_error/"
 QUERIES = ("FROM rollout_effects",)
 ABOUT = """What changes where a recipe has a treatment that another one, the same in all else, has not: mean over such
 pairs at one learning rate, and in brackets 95 % intervals over seeds; <b>bold</b> where q, p adjusted for all lines of
-the view, is below 0.05. Where all seeds tie, neither is known. Entropies and KL are in nats a token; an error of the
-gradient is relative to that of BF16 products."""
+the view, is below 0.05. Where all seeds tie, neither is known. Entropies and KL are in nats a token. An error of the
+gradient is relative to that of BF16 products, its means are geometric, and × is what the treatment multiplies it by; 0:
+both have none."""
 
 
 def effects(found: Findings) -> str:
@@ -88,6 +90,8 @@ def _cell(line: pd.Series, name: str) -> tuple[str, object]:
 
 
 def _written(value: float, name: str) -> str:
+    if name.startswith(OF_RATIOS):
+        return number(value, typeset(f"× {math.exp(value):.2f}"))
     return number(value, typeset(f"{100 * value:+.2f}" if name == "accuracy" else f"{value:+.2g}"))
 
 

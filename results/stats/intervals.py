@@ -3,8 +3,9 @@
 With n paired values of mean m and standard deviation s the 95 % interval is m ± t(0.975, n-1) · s/√n below 30 seeds:
 at n = 3 a percentile bootstrap covers 75 %, not 95 %. From 30 seeds on it is the expanded percentile bootstrap
 (Hesterberg, arXiv 1411.5279): the percentiles Φ(±√(n/(n-1)) · t(0.975, n-1)) of resampled means, which need no normal
-distribution and have the width of the t-interval where there is one. p goes with the interval: it is below 0.05 where
-the interval leaves out zero.
+distribution and have the width of the t-interval where there is one, computed as of infinitely many resamples
+(resampled.py), so that neither chance nor the order of the seeds is in them. p goes with the interval: it is below 0.05
+where the interval leaves out zero.
 
 Below 30 seeds, values that are all the same tell nothing of their spread: accuracies are counts of solved problems, and
 two or three seeds tie by chance. The interval and p are NaN then, and not an interval without width and p = 0. Losses
@@ -20,10 +21,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from fp4dse.results.stats.resampled import expanded_percentiles
+
 CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 30
 """Seeds from which on intervals are resampled."""
-RESAMPLES = 2000
 TIED = 1e-9
 """Standard deviation, relative to the mean, up to which values count as equal."""
 
@@ -42,7 +44,7 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
     for size in np.unique(n[n >= BOOTSTRAP_FROM]):
         rows = np.flatnonzero(n == size)
         present = x[rows][np.isfinite(x[rows])].reshape(len(rows), size)
-        low[rows], high[rows], p[rows] = bootstrap(present, p[rows]).T
+        low[rows], high[rows], p[rows] = expanded_percentiles(present, p[rows], CONFIDENCE).T
     return pd.DataFrame({"mean": mean, "std": std, "n": n, "low": low, "high": high, "p": p})
 
 
@@ -77,40 +79,6 @@ def _moments(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
         mean = np.where(n > 0, np.nansum(x, axis=1) / n, np.nan)
         std = np.sqrt(np.where(n > 1, np.nansum((x - mean[:, None]) ** 2, axis=1) / (n - 1), np.nan))
     return mean, std, n
-
-
-def bootstrap(values: NDArray[np.float64], p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Expanded percentile interval of the mean of each row, and the p at which an end of it is zero: low, high, p.
-
-    values: [rows, n], n > 1; returns [rows, 3]. Where no resampled mean reaches zero, p is as small as that can tell,
-    or as small as the given one (of the t-test, [rows]), if that is less.
-    """
-    from scipy.special import ndtr, ndtri, stdtr, stdtrit
-
-    n = values.shape[1]
-    widened = np.sqrt(n / (n - 1))
-    tail = ndtr(widened * stdtrit(n - 1, 0.5 - CONFIDENCE / 2))
-    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # how often each seed is drawn
-    out = np.empty((len(values), 3))
-    for start in range(0, len(values), 1024):
-        part = slice(start, start + 1024)
-        means = np.sort(values[part] @ counts.T / n, axis=1)  # [rows, resamples]
-        out[part, :2] = np.quantile(means, [tail, 1 - tail], axis=1).T
-        beyond = np.minimum(_share_up_to_zero(means), _share_up_to_zero(-means[:, ::-1]))
-        least = 0.5 / RESAMPLES
-        by_means = 2 * stdtr(n - 1, np.minimum(ndtri(np.clip(beyond, least, 0.5)) / widened, 0))
-        out[part, 2] = np.where(beyond > 0, by_means, np.fmin(by_means, p[part]))
-    return out
-
-
-def _share_up_to_zero(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest share whose quantile (as np.quantile has it) is not above zero. means: [rows, resamples], rising."""
-    last = means.shape[1] - 1
-    up_to = (means <= 0).sum(axis=1)
-    below, above = (np.take_along_axis(means, np.clip(up_to + of, 0, last)[:, None], 1)[:, 0] for of in (-1, 0))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        between = np.where(above > below, -below / (above - below), 0.0)
-    return np.asarray(np.where(up_to == 0, 0.0, np.minimum(up_to - 1 + between, last) / last))
 
 
 def p_value(d: ArrayLike, shares: ArrayLike = False) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rollout import rollout_name
 from fp4dse.results.stats.intervals import adjusted, mean_interval
 from fp4dse.results.stats.paired import SETTING, by_seed, stacked
-from fp4dse.results.stats.rollout_numbers import common_rate, lane_numbers, recorded_rows
+from fp4dse.results.stats.rollout_numbers import common_rate, differences, lane_numbers, over_seeds, recorded_rows
 
 COLUMNS = [*SETTING, "treatment", "trainer", "lr", "number", "pairs", "seeds", "without", "difference", "low", "high"]
 COLUMNS += ["p", "q"]
@@ -41,10 +41,11 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     `fallback`, `rotation`, `noise …`, `tis …`, `kl …`, `router replay`, `rollout …`, `inject scale`, `inject dead`,
     `inject grid`), trainer (`bf16`, `qat`: its forward pass is quantized, `fp4`: its gradients, too), lr (pairs at
     another rate are a line of their own), number, pairs (of recipes that differ in it alone), seeds, without (the mean
-    of the recipes without it), difference (mean over seeds of the mean over pairs, the same in each seed: where lanes
-    are missing, pairs or seeds that lack some are left out of the line), low, high (95 %, over seeds), p, q (p adjusted
-    for all lines of the setting that have one). These four are NaN with one seed, and where all seeds tie: by chance,
-    as accuracies do, or by definition, as the gradient's error under a BF16 trainer."""
+    of the recipes without it; geometric of gradient_error), difference (mean over seeds of the mean over pairs, the
+    same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line; of
+    gradient_error ln of the ratio, which exp makes a factor), low, high (95 %, over seeds), p, q (p adjusted for all
+    lines of the setting that have one). These four are NaN with one seed, and where all seeds tie: by chance, as
+    accuracies do, or by definition, as the gradient's error under a BF16 trainer."""
     parts = []
     for keys, rows in recorded_rows(runs):
         pairs = pairs_by_rate(rows)
@@ -55,14 +56,15 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
             for (treatment, trainer, lr), of in pairs.items():
                 recipes, y = matrices[lr]
                 with_, without = (recipes.get_indexer(ids) for ids in zip(*of, strict=True))
-                apart = y[with_] - y[without]
+                apart = differences(number, y[with_], y[without])
                 whole = complete_block(np.isfinite(apart))
                 if not whole[0].size:
                     continue
                 over = mean_interval(apart[whole].mean(axis=0)[None]).iloc[0]
                 line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "lr": lr, "number": number}
                 line |= {"pairs": whole[0].size, "seeds": whole[1].size}
-                line |= {"without": y[without][whole].mean(), "difference": over["mean"]}
+                plain = float(over_seeds(number, y[without][whole].reshape(1, -1))["mean"].iloc[0])
+                line |= {"without": plain, "difference": over["mean"]}
                 lines.append(line | {name: over[name] for name in ("low", "high", "p")})
         if lines:
             found = pd.DataFrame(lines)

@@ -2,10 +2,15 @@
 
     accuracy            share of held-out problems that is solved, by the rollout's forward pass
     reward, entropy     mean over the recorded steps (share; nats a token), and so mismatch_kl (rollout to trainer, nats
-                        a token), ratios_clipped, rerouted, gradient_error and gradient_error/BLOCK
+                        a token), ratios_clipped and rerouted
+    gradient_error      geometric mean over the recorded steps where it is above 0, and so gradient_error/BLOCK
     mismatch_kl_max     the largest that was recorded
     mismatch_kl_slope   least squares, nats a token for each 100 updates: 0 where it stays flat
     entropy_at_reward   the entropy at equal reward
+
+An error of the gradient is a ratio that spans decades: in a few minibatches next to nothing is left to learn, the exact
+gradient is near 0 and the error is a hundred times as large as in others, which would rule a mean. So it is averaged as
+a logarithm, over seeds, too, and two of them are compared by the logarithm of their ratio (`OF_RATIOS`).
 
 Entropy falls while reward rises, so that a lane that learns less has more of it for that reason alone. The last number
 takes this off, by an analysis of covariance of two lanes i, this one and BF16's of its seed and rate, over the steps t,
@@ -33,7 +38,9 @@ from fp4dse.results.stats.stages import screened
 
 RECORDED_READ = ("recorded", "recipe")
 """The columns of runs that are read beside those of other views."""
-AVERAGED = ("reward", "entropy", "mismatch_kl", "ratios_clipped", "rerouted", "gradient_error")
+AVERAGED = ("reward", "entropy", "mismatch_kl", "ratios_clipped", "rerouted")
+OF_RATIOS = "gradient_error"
+"""The beginning of numbers whose means are geometric and whose differences are logarithms of ratios."""
 UPDATES = 100
 """Steps that mismatch_kl_slope is for."""
 LEAST_FREE = 3
@@ -49,24 +56,48 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     At one learning rate, the best of most recipes; a recipe without it is at its own best, and its difference is to
     BF16 at that rate. Columns: SETTING, config_id, label, lr, number (accuracy, reward, entropy, entropy_at_reward,
     mismatch_kl, mismatch_kl_max, mismatch_kl_slope, ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see
-    the module), seeds, value (mean over seeds), low, high (95 %; NaN with one seed), pairs (seeds that BF16 has at that
-    rate, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %), p (of it against zero); NaN
-    where all seeds tie. No line where nothing was recorded of rollouts."""
+    the module), seeds, value (mean over seeds; geometric of gradient_error), low, high (95 %; NaN with one seed), pairs
+    (seeds that BF16 has at that rate, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %),
+    p (of it against zero); NaN where all seeds tie. A difference of gradient_error would be ln of a ratio, which BF16,
+    whose error is 0, is not part of: NaN. No line where nothing was recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
         shown = rows[at_one_rate(rows)]
         for number, values in lane_numbers(rows).items():
             recipes, matrix = by_seed(shown, values[shown.index])
-            _, against = by_seed(shown, (values - _of_bf16(rows, values))[shown.index])
+            apart = differences(number, values.to_numpy(float), _of_bf16(rows, values).to_numpy(float))
+            _, against = by_seed(shown, pd.Series(apart, rows.index)[shown.index])
             facts = shown.drop_duplicates("config_id").set_index("config_id").reindex(recipes)
             known = np.isfinite(matrix).any(axis=1)
-            over, beside = mean_interval(matrix), mean_interval(against)
+            over, beside = over_seeds(number, matrix), mean_interval(against)
             line = pd.DataFrame({"config_id": recipes, "label": facts["recipe_label"].to_numpy(), "number": number})
             line = line.assign(lr=facts["lr"].to_numpy(float), seeds=over["n"], value=over["mean"])
             line = line.assign(low=over["low"], high=over["high"], pairs=beside["n"], difference=beside["mean"])
             line = line.assign(difference_low=beside["low"], difference_high=beside["high"], p=beside["p"])
             parts.append(line[known].assign(**keys))
     return stacked(parts, COLUMNS).sort_values([*SETTING, "number", "value"], ignore_index=True)
+
+
+def over_seeds(number: str, values: NDArray[np.float64]) -> pd.DataFrame:
+    """`mean_interval` of values [rows, seeds] of a number, of their logarithms where means are geometric; 0, without an
+    interval, if a seed has 0."""
+    if not number.startswith(OF_RATIOS):
+        return mean_interval(values)
+    shown = ["mean", "low", "high"]
+    found = mean_interval(np.log(np.where(values > 0, values, np.nan)))
+    found[shown] = np.exp(found[shown])
+    found.loc[(values == 0).any(axis=1), shown] = [0.0, np.nan, np.nan]
+    return found.assign(n=np.isfinite(values).sum(axis=1))
+
+
+def differences(number: str, values: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
+    """values - of, elementwise; of a number whose means are geometric ln(values / of): 0 where both are 0, NaN where
+    one is."""
+    if not number.startswith(OF_RATIOS):
+        return values - of
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = np.log(values) - np.log(of)
+    return np.where((values == 0) & (of == 0), 0.0, np.where(np.isfinite(apart), apart, np.nan))
 
 
 def _of_bf16(rows: pd.DataFrame, values: pd.Series) -> pd.Series:
@@ -132,8 +163,13 @@ def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _of_lane(of: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     """The numbers of a lane that its own records suffice for."""
-    names = [name for name in of if name in AVERAGED or name.startswith("gradient_error/")]
-    out = {name: float(np.nanmean(of[name])) for name in names if np.isfinite(of[name]).any()}
+    out = {}
+    for name, values in of.items():
+        known = values[np.isfinite(values)]
+        if name in AVERAGED and known.size:
+            out[name] = float(known.mean())
+        elif name.startswith(OF_RATIOS) and known.size:
+            out[name] = float(np.exp(np.log(known[known > 0]).mean())) if (known > 0).any() else 0.0
     kl = of.get("mismatch_kl", np.array([]))
     known = np.isfinite(kl)
     if known.any():

@@ -2,16 +2,17 @@
 
 It is frozen. All lanes have one recipe: NVFP4 in six slots (to nearest, no tensor scale, decoded to BF16), or BF16.
 Weights of all lanes are stacked, and a product of all is one `bmm`; everything between products is BF16, weights and
-moments FP32. Functions are compiled (`max-autotune-no-cudagraphs`), blocks of a decoder all by the same code. Batches
-are gathered by rows, AdamW is torch's fused one, gradients are set to None, and on a GPU the step is one CUDA graph.
-Nothing of the engine is in it but the task's data and initial weights.
+moments FP32. Functions are compiled in several ways, of which the fastest counts (in_time.py), blocks of a decoder all
+by the same code: three functions, whatever its depth. Batches are gathered by rows, AdamW is torch's fused one,
+gradients are set to None, and on a GPU the step is one CUDA graph. Nothing of the engine is in it but the task's data
+and initial weights.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -19,8 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fp4dse.dse import ConfigError
+from fp4dse.tasks import get_task
+from fp4dse.tasks.bench.in_time import Compile
 from fp4dse.tasks.engine.lane_counts import wait_for
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.task import Problem, Task
 
 BLOCK, LARGEST, SCALE_LARGEST, SCALE_LEAST = 16, 6.0, 448.0, 2.0**-9
 EPS = 1e-5
@@ -29,7 +32,6 @@ EPS = 1e-5
 Quantized = Literal["nothing", "blocks", "all"]
 """Layers in NVFP4; `blocks` leaves embedding and head in BF16, as recipes do. All layers of an MLP are blocks."""
 Parameters = dict[str, Tensor]
-Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Loss = Callable[[Parameters, Tensor, Tensor], Tensor]
 """(parameters, rows of x, rows of y), [L, B, …] each -> the sum of the lanes' losses."""
 
@@ -190,12 +192,30 @@ def loss_of(task: Task, compiled: Compile, quantized: Quantized) -> Loss:
     raise ConfigError("task", f"{task.name}:{task.preset}", "regression, language without experts, or vision's vit")
 
 
-class Peer:
-    """A training of `lanes` equal lanes. compiled: False leaves out torch.compile."""
+def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, where none are compiled."""
+    return function
 
-    def __init__(self, task: Task, lanes: int, device: str, quantized: Quantized, compiled: bool = True) -> None:
-        problem = task.problem([0])
-        compile_ = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False) if compiled else lambda f: f
+
+@lru_cache(1)
+def _problem(name: str, preset: str) -> Problem:
+    """Data and initial weights of a seed, some 25 seconds for 350M: made once for all ways to compile."""
+    return get_task(name, preset).problem([0])
+
+
+class Peer:
+    """A training of `lanes` equal lanes, its functions compiled by `compile_`."""
+
+    def __init__(
+        self,
+        task: Task,
+        lanes: int,
+        device: str,
+        quantized: Quantized,
+        compile_: Compile = as_written,
+        problem: Problem | None = None,
+    ) -> None:
+        problem = problem or task.problem([0])
         self.loss_of, self.task = loss_of(task, compile_, quantized), task
         self.parameters = {
             name: value.to(device).expand(lanes, *value.shape[1:]).clone().requires_grad_()
@@ -248,9 +268,12 @@ def captured(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return replay
 
 
-def step_us(task: Task, lanes: int, device: str, quantized: Quantized, least_s: float = 0.3, rounds: int = 3) -> float:
-    """Microseconds of a step of the peer, the least of `rounds` rounds of `least_s` seconds; compiling is not in it."""
-    peer = Peer(task, lanes, device, quantized)
+def step_us(
+    task: tuple[str, str], lanes: int, device: str, quantized: Quantized, compile_: Compile, least_s: float = 0.3
+) -> float:
+    """Microseconds of a step of the peer of a task and preset, the least of three rounds of `least_s` seconds;
+    compiling is not in it."""
+    peer = Peer(get_task(*task), lanes, device, quantized, compile_, _problem(*task))
 
     def seconds(steps: int) -> float:
         wait_for(device)
@@ -262,4 +285,4 @@ def step_us(task: Task, lanes: int, device: str, quantized: Quantized, least_s: 
 
     seconds(3)  # compiles
     steps = max(3, int(least_s / seconds(3)))
-    return 1e6 * min(seconds(steps) for _ in range(rounds))
+    return 1e6 * min(seconds(steps) for _ in range(3))

@@ -2,7 +2,8 @@
 
 It is frozen, as compiled.py is, whose pieces it has: lanes stacked, everything between products in BF16, one code for
 all blocks. Answers are decoded with keys and values in caches of the full length, a mask over what is not there yet, so
-that a token of any position has the same compiled code; Gumbel noise is torch's own. GRPO, clipping of each lane's
+that a token of any position has the same compiled code (twelve graphs in all, four of them with a backward pass,
+whatever the depth and the length of answers); Gumbel noise is torch's own. GRPO, clipping of each lane's
 gradient and torch's fused AdamW follow. On a GPU a rollout with its updates is one CUDA graph. Nothing of the engine is
 in it but the task's problems, their check, and initial weights.
 """
@@ -13,11 +14,14 @@ import time
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fp4dse.tasks.bench.compiled import Compile, captured, linear, rms_norm, turned
+from fp4dse.tasks import get_task
+from fp4dse.tasks.bench.compiled import as_written, captured, linear, rms_norm, turned
+from fp4dse.tasks.bench.in_time import Compile
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.engine.lane_counts import wait_for
 from fp4dse.tasks.rl.experience import Plan
@@ -65,14 +69,11 @@ def grpo(logits: Tensor, tokens: Tensor, log_old: Tensor, advantage: Tensor, cou
 
 
 class RolloutPeer:
-    """A training of `lanes` equal lanes of a task of tasks/rl in BF16. compiled: False leaves out torch.compile."""
+    """A training of `lanes` equal lanes of a task of tasks/rl in BF16, its functions compiled by `compile_`."""
 
-    def __init__(self, task: Task, lanes: int, device: str, compiled: bool = True) -> None:
+    def __init__(self, task: Task, lanes: int, device: str, compile_: Compile = as_written) -> None:
         assert isinstance(task.model, partial)
         self.task, self.plan, self.shape = task, plan_of(task), task.model.args[0]
-        compile_: Compile = (
-            partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False) if compiled else lambda f: f
-        )
         init, shape = task.problem([0]).init, self.shape
         self.parameters = {
             name: value.to(device).expand(lanes, *value.shape[1:]).clone().requires_grad_()
@@ -191,9 +192,14 @@ class RolloutPeer:
         return mean
 
 
-def rollout_us(task: Task, lanes: int, device: str, rounds: int = 5) -> float:
+def without_base(preset: str) -> Task:
+    """A task of reinforcement learning whose base policies are not trained: times do not depend on what weights say."""
+    return msgspec.structs.replace(get_task("rl", preset), pretrain=None)
+
+
+def rollout_us(preset: str, lanes: int, device: str, compile_: Compile, rounds: int = 5) -> float:
     """Microseconds of a rollout and its updates, the least of some; compiling is not in it."""
-    peer, least = RolloutPeer(task, lanes, device), float("inf")
+    peer, least = RolloutPeer(without_base(preset), lanes, device, compile_), float("inf")
     for _ in range(rounds + 1):
         wait_for(device)
         begin = time.perf_counter()

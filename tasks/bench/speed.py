@@ -25,6 +25,7 @@ from fp4dse.kernels import dispatch
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline, compiled, compiled_rl, side_by_side
+from fp4dse.tasks.bench.in_time import Found, NotInTime, least_us
 from fp4dse.tasks.catalogue import BF16 as BETWEEN
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds, wait_for
 from fp4dse.tasks.engine.population import Population, with_steps
@@ -295,23 +296,23 @@ def _against_compiled(device: str) -> list[Measure]:
     bf16 = Recipe.named("bf16")
 
     @cache
-    def peer(task: str, lanes: int, quantized: compiled.Quantized) -> float:
-        return compiled.step_us(get_task(*task.split(":")), lanes, device, quantized)
+    def peer(task: str, lanes: int, quantized: compiled.Quantized) -> Found:
+        name, preset = task.split(":")
+        return least_us(partial(compiled.step_us, (name, preset), lanes, device, quantized), device)
 
     @cache
     def ours(task: str, lanes: int, recipe: Recipe) -> float:
         return step_us(get_task(*task.split(":")), recipe, lanes, device, 20)
 
     def gain(task: str, lanes: int, recipe: Recipe, between: str) -> tuple[float, str]:
-        theirs, mine = (
-            peer(task, lanes, "nothing" if recipe == bf16 else "blocks") / lanes,
-            ours(task + between, lanes, recipe) / lanes,
-        )
-        return theirs / mine, f"µs a lane and step: {theirs:.1f} compiled, {mine:.1f} ours"
+        found = peer(task, lanes, "nothing" if recipe == bf16 else "blocks")
+        theirs, mine = found.us / lanes, ours(task + between, lanes, recipe) / lanes
+        return theirs / mine, f"µs a lane and step: {theirs:.1f} compiled, {mine:.1f} ours; all lanes {found}"
 
     def share(recipe: Recipe, quantized: compiled.Quantized) -> tuple[float, str]:
-        theirs, mine = peer("language:350M", 1, quantized), ours("language:350M+bf16", 1, recipe)
-        return mine / theirs, f"ms a step: {theirs / 1000:.1f} compiled, {mine / 1000:.1f} ours"
+        found = peer("language:350M", 1, quantized)
+        theirs, mine = found.us, ours("language:350M+bf16", 1, recipe)
+        return mine / theirs, f"ms a step: {theirs / 1000:.1f} compiled, {mine / 1000:.1f} ours; {found}"
 
     populations = (
         ("regression:mlp", 64, "≥ 2", "≥ 1.2"),
@@ -338,8 +339,8 @@ def _against_compiled(device: str) -> list[Measure]:
 
 def _rollouts(device: str) -> list[Measure]:
     """Reinforcement learning: a rollout and its updates beside the same stacked by hand (compiled_rl.py), and with
-    MXFP4 rollouts beside BF16's. No base policies are trained: times do not depend on what weights say."""
-    task, lanes = msgspec.structs.replace(get_task("rl", "small"), pretrain=None), 64
+    MXFP4 rollouts beside BF16's."""
+    task, lanes = compiled_rl.without_base("small"), 64
     bf16 = Recipe.named("bf16")
     sampled = msgspec.structs.replace(bf16, training=Training(rollout=ROLLOUT_NAMES["mxfp4-rceil"]))
 
@@ -349,8 +350,9 @@ def _rollouts(device: str) -> list[Measure]:
         return steps * step_us(task, recipe, lanes, device, 5 * steps)
 
     def gain() -> tuple[float, str]:
-        theirs, mine = compiled_rl.rollout_us(task, lanes, device) / lanes, ours(bf16) / lanes
-        return theirs / mine, f"µs a lane and rollout: {theirs:.0f} compiled, {mine:.0f} ours"
+        found = least_us(partial(compiled_rl.rollout_us, "small", lanes, device), device)
+        theirs, mine = found.us / lanes, ours(bf16) / lanes
+        return theirs / mine, f"µs a lane and rollout: {theirs:.0f} compiled, {mine:.0f} ours; all lanes {found}"
 
     def alone() -> tuple[float, str]:
         plain, quantized = (rollout_alone_us(task, recipe, lanes, device) for recipe in (bf16, sampled))
@@ -422,6 +424,8 @@ def _row(measure: Measure) -> Row:
         return Row(measure.what, value, measure.unit, measure.reach, note)
     except ConfigError as error:
         why = str(error)
+    except NotInTime as error:
+        why = f"torch.compile: {error}"
     except (torch.OutOfMemoryError, AttributeError, NotImplementedError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     return Row(measure.what, None, measure.unit, measure.reach, f"skipped: {why}")

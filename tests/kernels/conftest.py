@@ -14,12 +14,15 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from fp4dse import kernels
-from fp4dse.kernels import lanes
+from fp4dse.dse import Recipe
+from fp4dse.kernels import LaneNumerics, gemm, lanes, stage
+from fp4dse.kernels.ops.fp8 import library
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 
 tl = pytest.importorskip("triton.language")
@@ -273,3 +276,24 @@ def path(request, monkeypatch):
     """Operands quantized by the reference, and by the fast path of a CPU."""
     backend = {"reference": lambda: PLAIN, "native": _compiled}[request.param]()
     monkeypatch.setattr(lanes, "backend", lambda _: backend)
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """FP8 units take products of all sizes that cuBLAS takes: what the interpreter does in good time."""
+    for module in (library, stage):
+        monkeypatch.setattr(module, "is_taken", lambda *sizes: not any(size % 16 for size in sizes))
+
+
+@pytest.fixture
+def on_units(monkeypatch):
+    """Numerics of two lanes of a recipe, on a CPU that is said to have FP8 units."""
+    monkeypatch.setattr(gemm, "_why_not_device", lambda name, *_: None if name == "fp8-exact" else f"{name}: no")
+    monkeypatch.setattr(gemm, "why_not_fused", lambda _: None)
+    monkeypatch.setattr(lanes, "backend", lambda _: PLAIN)
+
+    def made(of, lanes_=2):
+        of = Recipe.named(of) if isinstance(of, str) else of
+        return LaneNumerics([msgspec.structs.replace(of, gemm="fp8-exact")] * lanes_, (3, 4)[:lanes_])
+
+    return made

@@ -1,5 +1,7 @@
 """The training benchmark: its baseline does what it stands for, and what cannot be measured says why."""
 
+from functools import partial
+
 import msgspec
 import pytest
 import torch
@@ -8,6 +10,7 @@ from fp4dse.dse import QUANTIZERS, SLOTS, ConfigError, Recipe
 from fp4dse.kernels import dispatch, quantize
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline, compiled, side_by_side, speed
+from fp4dse.tasks.bench.in_time import WAYS, Found, Tried
 from fp4dse.tasks.bench.speed import Measure, Row, with_amax
 from fp4dse.tasks.engine.lane_counts import lanes_of
 from fp4dse.tasks.engine.population import Population, with_steps
@@ -93,7 +96,7 @@ def test_the_compiled_peer_quantizes_as_the_engine_does_without_a_tensor_scale()
 @pytest.mark.parametrize("name", ["regression", "language", "vision"])
 def test_the_compiled_peer_has_the_model_of_the_task_and_learns(name):
     task = get_task(name, "smoke")
-    peer = compiled.Peer(task, 2, "cpu", quantized="nothing", compiled=False)
+    peer = compiled.Peer(task, 2, "cpu", "nothing")
     population = Population(with_steps(task, 2), lanes_of(task, [Recipe.named("bf16")], 1), "cpu")
     problem, rows = task.problem([0]), torch.arange(task.batch)
     x, y = problem.train_x[:, rows], problem.train_y[:, rows]
@@ -108,14 +111,35 @@ def test_the_compiled_peer_has_the_model_of_the_task_and_learns(name):
 
 def test_the_compiled_peer_names_the_tasks_that_it_has():
     with pytest.raises(ConfigError, match="found 'diffusion:smoke'"):
-        compiled.Peer(get_task("diffusion", "smoke"), 2, "cpu", quantized="all", compiled=False)
+        compiled.Peer(get_task("diffusion", "smoke"), 2, "cpu", "all")
+
+
+def test_a_peer_that_did_not_compile_in_time_costs_its_rows_alone_and_once(monkeypatch):
+    asked = []
+
+    def least_us(work, device):
+        asked.append(work.args)
+        slow = work.args[0][0] == "language"
+        return Found((Tried("as it comes", None if slow else 640.0, 240.0, "not compiled in 240 s" if slow else ""),))
+
+    monkeypatch.setattr(speed, "least_us", least_us)
+    monkeypatch.setattr(speed, "step_us", lambda *_: 320.0)
+    rows = {row.what: row for row in map(speed._row, speed._against_compiled("cuda"))}
+    mlp = rows["regression:mlp, bf16, L = 64, against equal lanes by torch.compile"]
+    assert mlp.value == 2.0
+    assert mlp.note == "µs a lane and step: 10.0 compiled, 5.0 ours; all lanes as it comes 640 µs after 240 s"
+    decoder = rows["language:350M+bf16, bf16, step over that of torch.compile in BF16"]
+    assert decoder.value is None
+    assert decoder.note == "skipped: torch.compile: as it comes: not compiled in 240 s"
+    assert len(asked) == len(set(asked)) == 8, "rows of one peer share it, in time or not"
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's compiler in 2.11 has both
 @pytest.mark.parametrize("quantized", ["nothing", "blocks"])
 def test_the_compiled_peer_learns_in_a_graph(quantized):
-    peer = compiled.Peer(get_task("regression", "smoke"), 4, "cuda", quantized)
+    compile_ = partial(torch.compile, options=dict(WAYS[-1].options), dynamic=False)
+    peer = compiled.Peer(get_task("regression", "smoke"), 4, "cuda", quantized, compile_)
     losses = [peer.step().item() for _ in range(60)]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 

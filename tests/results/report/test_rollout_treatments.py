@@ -5,7 +5,8 @@ import re
 import msgspec
 import pytest
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.noise import NOISE_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
@@ -29,6 +30,22 @@ def rl(store, row):
     recipes = {BF16: 0.0, ROLLOUT: 0.03, TIS: 0.02}
     store.add([lane(row, r, seed, kl + 0.001 * seed * (kl > 0)) for r, kl in recipes.items() for seed in (0, 1)], "job")
     return store
+
+
+def test_an_error_of_the_gradient_is_multiplied(store, row):
+    """By a quarter in one seed and by a half in the other, whatever it was."""
+    quantized = Recipe.uniform(QUANTIZERS["mxfp4-rceil"])
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    noisy = msgspec.structs.replace(quantized, training=Training(noise=NOISE_NAMES["weights"]))
+    rows = []
+    for recipe, factors in ((BF16, (0.0, 0.0)), (quantized, (0.2, 8.0)), (noisy, (0.05, 4.0))):
+        for seed, factor in enumerate(factors):
+            of = {"step": [1.0, 2, 4, 8], "reward": [0.4, 0.5, 0.6, 0.7], "entropy": [0.3, 0.2, 0.2, 0.1]}
+            errors = {"gradient_error": [factor * x for x in (1.0, 10.0, 0.1, 1.0)]}
+            rows.append(row(recipe, seed, 0.2 + 0.01 * seed, recorded=of | errors, **of_rl))
+    store.add(rows, "job")
+    text = re.sub("<[^>]*>", " ", page_of(store))
+    assert "×\u00a00.35" in text
 
 
 def page_of(store):

@@ -217,16 +217,18 @@ def test_a_lane_that_learns_less_has_more_entropy_but_not_at_equal_reward(stored
 
 
 def test_effects_of_a_factorial_design_are_the_true_ones_of_each_number(stored):
-    """Each fix moves one number alone; and in pairs of which a half is missing, of the half that is there."""
+    """Each fix moves one number alone; and in pairs of which a half is missing, of the half that is there. An error of
+    the gradient is multiplied, whatever its size is in a seed."""
     rng = np.random.default_rng(2)
     lanes = {}
     for scaling in ("amax", "macro"):
         for outliers in ("none", "residual"):
             for noise in ("none", "weights"):
-                error = 0.8 - 0.3 * (outliers == "residual")
+                error = 0.8 * 0.6 ** (outliers == "residual")
                 kl = 0.05 - 0.02 * (scaling == "macro")
                 lanes[fixed(scaling, outliers, noise)] = lambda seed, error=error, kl=kl: series(
-                    gradient_error=error + 0.1 * seed + 0.01 * rng.standard_normal(), mismatch_kl=kl + 0.01 * seed
+                    gradient_error=error * 10.0**-seed * np.exp(0.01 * rng.standard_normal()),
+                    mismatch_kl=kl + 0.01 * seed,
                 )
     lanes.pop(fixed("macro", "residual", "weights"))
     _, runs = stored({BF16: lambda seed: series(gradient_error=0.0, mismatch_kl=0.0), **lanes})
@@ -236,10 +238,34 @@ def test_effects_of_a_factorial_design_are_the_true_ones_of_each_number(stored):
     assert lines["pairs"].eq(3).all()
     lines = lines.set_index(["treatment", "number"])
     fallback = lines.loc["fallback", "gradient_error"]
-    assert fallback["low"] < -0.3 < fallback["high"] < 0
+    assert fallback["low"] < np.log(0.6) < fallback["high"] < np.log(0.65)
+    assert fallback["without"] == pytest.approx(0.8 * 10**-1.5, rel=0.02)
     assert lines.loc["macro blocks", "gradient_error"][["low", "high"]].abs().max() < 0.1
     assert lines.loc["macro blocks", "mismatch_kl"]["difference"] == pytest.approx(-0.02)
     assert lines.loc["fallback", "mismatch_kl"]["difference"] == pytest.approx(0, abs=1e-12)
+
+
+def test_errors_of_the_gradient_have_geometric_means_over_steps_and_seeds(stored):
+    """Steps of which one has a hundredfold error, one has none, and one is not known; BF16's error is 0."""
+
+    def error(seed):
+        steps = 2.0**seed * np.array([0.1, 0.1, 10.0, 0.1, 0.1, 10.0, 0.0, np.nan])
+        return series(**{"gradient_error": steps, "gradient_error/blocks.0": 2 * steps, "mismatch_kl": steps + 1})
+
+    plain = dict.fromkeys(("gradient_error", "gradient_error/blocks.0"), 0.0)
+    _, runs = stored({BF16: lambda seed: series(mismatch_kl=0.0, **plain), fixed(): error})
+    lines = rollout_numbers(runs).set_index(["label", "number"])
+    of_lane = (0.1**4 * 10.0**2) ** (1 / 6)
+    for number, factor in (("gradient_error", 1), ("gradient_error/blocks.0", 2)):
+        line, bf16 = lines.loc["mxfp4-rceil", number], lines.loc["bf16", number]
+        assert line["value"] == pytest.approx(factor * of_lane * 2.0 ** np.mean(SEEDS))
+        assert line["value"] / line["low"] == pytest.approx(line["high"] / line["value"])
+        assert (line["seeds"], line["pairs"]) == (4, 0), "nothing is a multiple of 0"
+        assert line[["difference", "difference_low", "p"]].isna().all()
+        assert (bf16["value"], bf16["seeds"], bf16["pairs"], bf16["difference"]) == (0.0, 4, 4, 0.0)
+        assert bf16[["low", "high", "p"]].isna().all()
+    mean = np.mean([0.1, 0.1, 10.0, 0.1, 0.1, 10.0, 0.0])
+    assert lines.loc[("mxfp4-rceil", "mismatch_kl"), "value"] == pytest.approx(1 + mean * np.mean([1, 2, 4, 8]))
 
 
 def test_each_fix_of_the_shipped_space_has_all_its_pairs_in_trainers_and_in_rollouts(row):

@@ -20,7 +20,7 @@ SMOKE, LANES = get_task("rl", "smoke"), 2
 
 @pytest.fixture(scope="module")
 def peer():
-    return RolloutPeer(SMOKE, LANES, "cpu", compiled=False)
+    return RolloutPeer(SMOKE, LANES, "cpu")
 
 
 def test_it_decodes_with_a_cache_as_the_engine_does(peer):
