@@ -74,7 +74,6 @@ def _rotated_maximum_kernel(
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _TILES_OF = (4, 1)  # of rows, of columns
-_MANY_OF_FP8, _TILES_OF_FP8 = (8192, 4096), (4, 4)  # a program's own work is as much as that of a tile of columns
 _HEIGHTS, _REGISTERS = (64, 128), (72, 80)  # of programs that write both operands: decoded, packed
 _REGISTERS_OF_FP8 = (96, 80)  # of rows, of columns: what is not held needs more, and may spill
 _PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
@@ -245,8 +244,7 @@ def _sizes(x: Tensor, columns: bool, call: Call, least: int = 0, ragged: bool = 
     shape |= {"rows": rows, "width": width} if ragged else {}
     if least and columns:
         shape["num_warps"] *= 2  # in FP8 a number takes twice the registers, those of what is not held among them
-    many, tiles = (_MANY_OF_FP8[columns], _TILES_OF_FP8) if least else (_MANY, _TILES_OF)
-    of_program = tiles[columns] if len(x) * _count(shape) >= many else 1
+    of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     rotation = {"ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     constants = {"B": call.block, "TILES": of_program} | rotation
     along = "TILE_COLUMNS" if columns else "TILE_ROWS"
