@@ -95,8 +95,8 @@ def pick(
 
 
 def name_with_sums(name: str) -> str:
-    """The name of a backend in rows, with how it adds: `fp8-exact/promoted`, some numbers at a time in the unit's
-    bits."""
+    """The name of a backend in rows, with how it adds: `fp8-exact/promoted+rest`, some numbers at a time in the
+    unit's bits, then what FP8 does not hold."""
     return f"{name}/{sums}" if (sums := GEMMS[name].sums) else name
 
 
@@ -204,7 +204,7 @@ GEMMS: dict[str, Gemm] = {
     "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16, fp32="ieee"),
     "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32"), fp32="tf32"),
     "fp32": Gemm(fp32, _never, fp32="ieee"),
-    "fp8-exact": Gemm(bf16, _why_not_fp8, torch.bfloat16, sums="promoted", fp8=True, fp32="ieee"),
+    "fp8-exact": Gemm(bf16, _why_not_fp8, torch.bfloat16, sums="promoted+rest", fp8=True, fp32="ieee"),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
 """Name -> backend."""

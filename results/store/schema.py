@@ -171,8 +171,8 @@ OUTCOME: dict[str, Column] = {
     "quantizer_backend": Column(TEXT, "which path quantized"),
     "gemm_backend": Column(
         TEXT,
-        "which products were used: one name, or three in the order fprop, dgrad, wgrad; `/promoted`: the unit "
-        "adds some products in bits of its own before they are added in FP32",
+        "which products were used: one name, or three in the order fprop, dgrad, wgrad; `/promoted+rest`: "
+        "the unit adds some products in bits of its own before they are added in FP32, and what it does not hold after",
     ),
     "fallbacks": Column(pa.list_(TEXT), "paths that were wanted and not taken, with the reason"),
     "torch_version": Column(TEXT, "of PyTorch"),

@@ -178,10 +178,11 @@ def _eight_bits(x, mantissa):
 
 
 def _mend_bfloat16(patch):
-    """The interpreter loses subnormal bfloat16 numbers, and cuts off where a device rounds."""
+    """The interpreter loses subnormal bfloat16 numbers, cuts off where a device rounds, and knows no NaN of FP8."""
     from triton.runtime import interpreter
 
     original = interpreter._convert_float
+    eight = {tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}
 
     def convert(x, source, target, mode):
         if (source, target) == (tl.bfloat16, tl.float32):
@@ -189,6 +190,9 @@ def _mend_bfloat16(patch):
         if (source, target) == (tl.float32, tl.bfloat16):
             x = torch.from_numpy(np.ascontiguousarray(x).view(np.float32))
             return x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        if source in eight and target == tl.float32:
+            codes = torch.from_numpy(np.ascontiguousarray(x).view(np.uint8))
+            return codes.view(eight[source]).to(torch.float32).numpy().view(np.uint32)
         return original(x, source, target, mode)
 
     patch.setattr(interpreter, "_convert_float", convert)

@@ -178,6 +178,20 @@ def test_quantizers_write_what_is_made_of_their_operands(place, columns):
             assert_same_operand(got, expected)
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_programs_of_several_tiles_write_the_same(place, columns, monkeypatch):
+    """Also where the last of a program's tiles lie beyond the end, or none of them has a flag."""
+    for name, value in {"_MANY": 1, "_TILES_OF": (3, 4)}.items():
+        monkeypatch.setattr(place.module, name, value)
+    for length, rows in ((1184, 70), (96, 200)):
+        x = odd_rows(2, length, rows)
+        x[1, 6, length - 32 :] *= 2.0**-35
+        arguments = arguments_for(x.to(torch.bfloat16), [MX, changed(rounding=Stochastic())], columns)
+        got, expected = quantized(place, arguments, E5M2, history_of(2, 130, True, int(arguments[2].step)))
+        assert (expected[1].flags > 0).any()
+        assert_same_operand(got, expected)
+
+
 @INTERPRETED
 def test_a_rotated_operand_is_written_likewise(place):
     for size in (32, 256):

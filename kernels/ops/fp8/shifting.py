@@ -22,6 +22,12 @@ def higher(a, b):
 
 
 @triton.jit
+def either(a, b):
+    """The bits of either integer."""
+    return a | b
+
+
+@triton.jit
 def top_of(bits):
     """`fp8.top_of` of numbers whose magnitudes have these bits, int32 [n, m]."""
     finite = tl.where(bits < _INFINITE, bits, 0)
@@ -61,12 +67,7 @@ def shifted(x, exponent, MANTISSA: tl.constexpr):
 
 
 @triton.jit
-def unshifted(codes, MANTISSA: tl.constexpr):
-    """Codes of FP8, uint8, as float32; of E4M3 the last code is NaN, of E5M2 all from infinity on are float32's."""
-    code = codes.to(tl.int32)
-    UNIT: tl.constexpr = 2.0**112 if MANTISSA == 2 else 2.0**120
-    LAST: tl.constexpr = 0x7C if MANTISSA == 2 else 0x7F
-    magnitude = code & 0x7F
-    finite = as_float(code << 24 & -0x80000000 | magnitude << 23 - MANTISSA) * UNIT
-    special = as_float(code << 24 & -0x80000000 | _INFINITE | (magnitude & 7) << 21 & 0x7FFFFF)
-    return tl.where(magnitude < LAST, finite, special)
+def numbers_of_codes(codes, MANTISSA: tl.constexpr):
+    """Codes of FP8, uint8, as float32."""
+    KIND: tl.constexpr = tl.float8e5 if MANTISSA == 2 else tl.float8e4nv
+    return codes.to(KIND, bitcast=True).to(tl.float32)

@@ -1,5 +1,5 @@
 """FP8 operands made and multiplied on a GPU: cuBLAS multiplies (library.py), and tiles with numbers that FP8 does not
-hold are computed anew (wide.py)."""
+hold are mended (wide.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
-"""Tiles of a product whose operands FP8 does not hold everywhere, computed anew from BF16 operands.
+"""Tiles of a product whose operands FP8 does not hold everywhere: the rest, multiplied in BF16.
 
-Mostly there are none: so few programs look at the notes of both operands, and go. Else they share the tiles, look for
-flags in the rows and columns of each, and compute those that have one along the whole contraction, in one order.
+Mostly there is nothing: so few programs look at the notes of both operands, and go. Else they share the tiles, and look
+for flags in the rows and columns of each.
+
+    products that are the result, rounded    only the segments with a flag are multiplied, of which FP8 had zeros, and
+                                             added to what is there: a few of many. In BF16 that is rounded once more
+    those with factors or a bias, or of      tiles with a flag are computed anew along the whole contraction
+    elements that are FP8 themselves
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.fp8 import APART, Fp8, Shift, spaced
-from fp4dse.kernels.ops.fp8.shifting import MANTISSA, higher, unshifted
+from fp4dse.kernels.ops.fp8.shifting import MANTISSA, either, higher, numbers_of_codes
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import SEGMENT, Finish
 from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finish_tile
@@ -20,9 +25,10 @@ from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finish_tile
 _SEGMENT, _APART = tl.constexpr(SEGMENT), tl.constexpr(APART)
 _NOTES = tl.constexpr(8192)
 _AT_A_TIME = tl.constexpr(32)
-TILES, PROGRAMS = Tiles(64, 128, 64, 4, 2), 264
-"""Of the result, of few rows, since a row of small gradients has flags and its neighbours have none; and programs a
-lane at most."""
+"""Segments whose flags are the bits of a number."""
+TILES, PROGRAMS, REGISTERS = Tiles(64, 64, 64, 8, 2), 264, 128
+"""Of the result, small ones, since a row of small gradients has flags and its neighbours have none; programs a lane at
+most, and registers of a thread, so that all of these run at a time: most only find that there is nothing to do."""
 
 
 @triton.jit
@@ -31,35 +37,52 @@ def _any_note(ptr, lane, count):
     found = tl.full((_NOTES,), 0, tl.int32)
     for start in range(0, count, _NOTES):
         at = start + tl.arange(0, _NOTES)
-        found = tl.maximum(found, tl.load(ptr + lane * count + at, at < count, 0))
+        found = tl.maximum(found, tl.load(ptr + lane * count + at, at < count, 0).to(tl.int32))
     return tl.reduce(found, 0, higher)
 
 
 @triton.jit
-def _any_flag(ptr, lane, line, lines, segments):
-    """The largest flag of some lines of an operand."""
-    found = tl.full((line.shape[0], _AT_A_TIME), 0, tl.int32)
-    for start in range(0, segments, _AT_A_TIME):
-        number = start + tl.arange(0, _AT_A_TIME)
-        at = (lane * lines + line)[:, None] * segments + number[None, :]
-        flags = tl.load(ptr + at, (line < lines)[:, None] & (number < segments)[None, :], 0)
-        found = tl.maximum(found, flags.to(tl.int32))
-    return tl.reduce(tl.reduce(found, 1, higher), 0, higher)
+def _flagged(ptr, noted, lane, line, lines, start, segments):
+    """The segments from `start` on that have a flag in some lines of an operand, a bit each, int32. noted: 0 if none
+    of the lane has one."""
+    bits = tl.full((), 0, tl.int32)
+    if noted > 0:
+        place = tl.arange(0, _AT_A_TIME)
+        at = (lane * lines + line)[:, None] * segments + (start + place)[None, :]
+        flags = tl.load(ptr + at, (line < lines)[:, None] & (start + place < segments)[None, :], 0)
+        bits = tl.reduce(tl.reduce(flags.to(tl.int32), 0, higher) << place, 0, either)
+    return bits
 
 
 @triton.jit
-def _exact(ptr, flags_ptr, wide_ptr, power_ptr, lane, line, lines, number, along, length, MANTISSA: tl.constexpr):
-    """Lines of an operand in BF16, a part of the segment of this number."""
+def _held(ptr, power_ptr, lane, line, lines, along, length, MANTISSA: tl.constexpr):
+    """Some lines of an operand as FP8 has them, float32: zeros where there is a flag."""
     at = (lane * lines + line)[:, None] * length + along[None, :]
-    inside = (line < lines)[:, None] & (along < length)[None, :]
-    exact = unshifted(tl.load(ptr + at, inside, 0), MANTISSA)
+    codes = tl.load(ptr + at, (line < lines)[:, None] & (along < length)[None, :], 0)
+    x = numbers_of_codes(codes, MANTISSA)
+    if power_ptr is not None:
+        x = x * tl.load(power_ptr + lane * _APART)
+    return x
+
+
+@triton.jit
+def _wide(flags_ptr, wide_ptr, lane, line, lines, segment, along, length):
+    """Some lines of an operand as BF16 has them, a part of a segment: float32, zeros elsewhere; and where that is."""
+    segments = (length + _SEGMENT - 1) // _SEGMENT
+    flags = tl.load(flags_ptr + (lane * lines + line) * segments + segment, line < lines, 0)
+    is_wide = (flags > 0)[:, None] & (along < length)[None, :]
+    x = tl.load(wide_ptr + (lane * lines + line)[:, None] * length + along[None, :], is_wide, 0.0)
+    return x.to(tl.float32), is_wide
+
+
+@triton.jit
+def _exact(ptr, power_ptr, flags_ptr, wide_ptr, lane, line, lines, segment, along, length, MANTISSA: tl.constexpr):
+    """Some lines of an operand in BF16, a part of a segment."""
+    x = _held(ptr, power_ptr, lane, line, lines, along, length, MANTISSA)
     if flags_ptr is not None:
-        segments = (length + _SEGMENT - 1) // _SEGMENT
-        flags = tl.load(flags_ptr + (lane * lines + line) * segments + number, line < lines, 0)
-        is_wide = (flags > 0)[:, None]
-        wide = tl.load(wide_ptr + at, is_wide & inside, 0.0).to(tl.float32)
-        exact = tl.where(is_wide, wide, exact * tl.load(power_ptr + lane * _APART))
-    return exact.to(tl.bfloat16)
+        wide, is_wide = _wide(flags_ptr, wide_ptr, lane, line, lines, segment, along, length)
+        x = tl.where(is_wide, wide, x)
+    return x.to(tl.bfloat16)
 
 
 @triton.jit
@@ -92,57 +115,84 @@ def _wide_kernel(
     OF_A: tl.constexpr,
     OF_B: tl.constexpr,
     BIAS: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
     """Tiles of a lane, as many apart as there are programs, finished as by `finish_tile`. Of operands that are held
-    everywhere, pointers are None. out_lane: numbers from a lane of the result to the next."""
+    everywhere, pointers are None. out_lane: numbers from a lane of the result to the next. ADDED: segments with a flag
+    are added to the result, else tiles with a flag are computed anew."""
     lane, segments = tl.program_id(1).to(tl.int64), (length + _SEGMENT - 1) // _SEGMENT
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
-    noted = 0
+    noted_a, noted_b = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     if flags_a_ptr is not None:
-        noted += _any_note(notes_a_ptr, lane, notes_a)
+        noted_a = _any_note(notes_a_ptr, lane, notes_a)
     if flags_b_ptr is not None:
-        noted += _any_note(notes_b_ptr, lane, notes_b)
-    tiles = tl.where(noted > 0, down * across, 0)
+        noted_b = _any_note(notes_b_ptr, lane, notes_b)
+    tiles = tl.where(noted_a + noted_b > 0, down * across, 0)
     for number in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row0, column0 = number // across * ROWS, number % across * COLUMNS
         row, column = row0 + tl.arange(0, ROWS), column0 + tl.arange(0, COLUMNS)
-        flagged = 0
-        if flags_a_ptr is not None:
-            flagged += _any_flag(flags_a_ptr, lane, row, rows, segments)
-        if flags_b_ptr is not None:
-            flagged += _any_flag(flags_b_ptr, lane, column, columns, segments)
-        if flagged > 0:
-            out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-            for segment in range(segments):
-                for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
+        all_a = a_ptr, power_a_ptr, flags_a_ptr, wide_a_ptr, lane, row, rows
+        all_b = b_ptr, power_b_ptr, flags_b_ptr, wide_b_ptr, lane, column, columns
+        out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        flagged = tl.full((), 0, tl.int32)
+        for first in range(0, segments, _AT_A_TIME):
+            in_a, in_b = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+            if flags_a_ptr is not None:
+                in_a = _flagged(flags_a_ptr, noted_a, lane, row, rows, first, segments)
+            if flags_b_ptr is not None:
+                in_b = _flagged(flags_b_ptr, noted_b, lane, column, columns, first, segments)
+            flagged |= in_a | in_b
+            if ADDED:
+                for place in range(tl.where((in_a | in_b) != 0, _AT_A_TIME, 0)):
+                    segment = first + place
+                    if (in_a >> place & 1) > 0:
+                        for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
+                            along = start + tl.arange(0, ALONG)
+                            x = _wide(flags_a_ptr, wide_a_ptr, lane, row, rows, segment, along, length)[0]
+                            y = _exact(*all_b, segment, along, length, MANTISSA_B)
+                            out = tl.dot(x.to(tl.bfloat16), tl.trans(y), out)
+                    if (in_b >> place & 1) > 0:
+                        for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
+                            along = start + tl.arange(0, ALONG)
+                            x = _held(a_ptr, power_a_ptr, lane, row, rows, along, length, MANTISSA_A)
+                            y = _wide(flags_b_ptr, wide_b_ptr, lane, column, columns, segment, along, length)[0]
+                            out = tl.dot(x.to(tl.bfloat16), tl.trans(y.to(tl.bfloat16)), out)
+        if flagged != 0:
+            if not ADDED:
+                for start in range(0, length, ALONG):
                     along = start + tl.arange(0, ALONG)
-                    of_a = a_ptr, flags_a_ptr, wide_a_ptr, power_a_ptr, lane, row, rows
-                    of_b = b_ptr, flags_b_ptr, wide_b_ptr, power_b_ptr, lane, column, columns
-                    x = _exact(*of_a, segment, along, length, MANTISSA_A)
-                    y = _exact(*of_b, segment, along, length, MANTISSA_B)
+                    x = _exact(*all_a, start // _SEGMENT, along, length, MANTISSA_A)
+                    y = _exact(*all_b, start // _SEGMENT, along, length, MANTISSA_B)
                     out = tl.dot(x, tl.trans(y), out)
-            place = lane, row, rows, column, columns
-            out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, *place, OF_A, OF_B, BIAS)
+            place_of = lane, row, rows, column, columns
+            out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, *place_of, OF_A, OF_B, BIAS)
             at = lane * out_lane + row.to(tl.int64)[:, None] * columns + column[None, :]
             inside = (row < rows)[:, None] & (column < columns)[None, :]
+            if ADDED:
+                out += tl.load(out_ptr + at, inside, 0.0).to(tl.float32)
             tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), inside)
 
 
 def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
-    """A finished product [L, R, S], each lane in one piece, with the tiles that need it computed anew; arguments as in
-    `fp8.multiply`."""
+    """A finished product [L, R, S] of what FP8 holds, each lane in one piece, made that of the whole operands; other
+    arguments as in `fp8.multiply`."""
     if a.shift is None and b.shift is None:
         return out
     lanes, rows, columns = out.shape
     values = [of.values.contiguous() for of in (a, b)]
     factors, constants = constants_of(finish, out, TILES)
     constants |= {f"MANTISSA_{name}": MANTISSA[of.dtype] for name, of in zip("AB", values, strict=True)}
+    # elements that are FP8 themselves may be infinite, and what met zeros in the place of a segment is NaN
+    is_finite = a.shift is not None and b.shift is not None
+    constants["ADDED"] = is_finite and finish.is_of_dtype_alone
     tiles = triton.cdiv(rows, TILES.rows) * triton.cdiv(columns, TILES.columns)
     notes = (0 if of.shift is None else of.shift.notes.shape[1] for of in (a, b))
     sizes = rows, columns, values[0].shape[2], out.stride(0), *notes
     codes = (of.view(torch.uint8) for of in values)
     pointers = *codes, *_pointers(a.shift), *_pointers(b.shift)
-    _wide_kernel[launch_grid(min(tiles, PROGRAMS), lanes)](*pointers, out, *factors, *sizes, **constants)
+    _wide_kernel[launch_grid(min(tiles, PROGRAMS), lanes)](
+        *pointers, out, *factors, *sizes, **constants, maxnreg=REGISTERS
+    )
     return out
 
 
