@@ -6,6 +6,7 @@ import math
 from statistics import NormalDist, fmean, stdev
 
 import msgspec
+from scipy.stats import nct, t
 
 from fp4dse.tasks.tuned import Point, Tuned
 
@@ -13,8 +14,8 @@ SIZES = (0.001, 0.005, 0.02)
 """Differences in loss, as shares, for which the needed seeds are stated."""
 WANTED = 10.0
 """Of `ratio`: a preset that resolves."""
-_REACH = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
-"""Standard errors by which a difference must lie from zero to be found at 5 % in 80 of 100 studies."""
+LEVEL, POWER = 0.05, 0.8
+"""Of the paired t test that finds a difference, and of studies that find it."""
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class Resolution(msgspec.Struct, frozen=True):
 
     def tells_apart(self, seeds: int = 5) -> bool:
         """True if NVFP4 and MXFP4 lie so far apart that these seeds find it in 80 of 100 studies."""
-        return abs(self.rival) > _REACH * self.rival_sd / math.sqrt(seeds)
+        return found_by(seeds, self.rival, self.rival_sd) >= POWER
 
 
 def resolution(found: Tuned) -> Resolution:
@@ -56,9 +57,24 @@ def resolution(found: Tuned) -> Resolution:
     )
 
 
+def found_by(seeds: int, difference: float, sd: float) -> float:
+    """Share of studies of two seeds or more in which a paired t test at LEVEL finds a difference; NaN if the sd is."""
+    if sd == 0:
+        return float(difference != 0)
+    freedom = seeds - 1
+    return float(nct.sf(t.isf(LEVEL / 2, freedom), freedom, abs(difference) / sd * math.sqrt(seeds)))
+
+
 def _needed(sd: float, difference: float) -> float:
-    """Seeds; two at least, for there is no spread of one."""
-    return math.nan if math.isnan(sd) else max(2, math.ceil((_REACH * sd / difference) ** 2))
+    """Seeds; two at least, for there is no spread of one. Few seeds know their own spread badly, so that they are more
+    than a normal distribution asks for, from whose number this counts up."""
+    if math.isnan(sd):
+        return math.nan
+    normal = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(POWER)
+    seeds = max(2, math.ceil((normal * sd / difference) ** 2))
+    while found_by(seeds, difference, sd) < POWER:
+        seeds += 1
+    return seeds
 
 
 def _logs(point: Point) -> list[float]:

@@ -4,7 +4,9 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_files
 from fp4dse.dse.attention import Attention, KeyGradient, Scores
@@ -15,7 +17,7 @@ from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
 from fp4dse.tasks.tuned.page import page
-from fp4dse.tasks.tuned.resolution import resolution
+from fp4dse.tasks.tuned.resolution import SIZES, resolution
 from fp4dse.tasks.tuned.tune import Trainer, has_all, kept, main, merged, representatives, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
 
@@ -101,11 +103,26 @@ def test_a_resolution_is_that_of_paired_logarithms():
     assert found.spread == pytest.approx(math.log(2))
     assert found.gap == pytest.approx(sum(gaps) / 3)
     assert found.ratio == pytest.approx(found.gap / found.gap_sd)
-    assert found.seeds == tuple(
-        math.ceil((2.8016 * found.gap_sd / math.log1p(size)) ** 2) for size in (0.001, 0.005, 0.02)
-    )
     assert not found.tells_apart()
     assert resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, 2.201], mxfp4=[1.2, 2.4])).tells_apart()
+
+
+def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_studies():
+    rng = np.random.default_rng(0)
+    for sd in (0.001, 0.0034, 0.01):
+        logs = rng.normal(0, 1, 5)
+        logs = 0.02 + sd * (logs - logs.mean()) / logs.std(ddof=1)
+        found = resolution(made(bf16=[1.0] * 5, nvfp4=np.exp(logs).tolist(), mxfp4=np.exp(2 * logs).tolist()))
+        assert found.gap_sd == pytest.approx(sd)
+        for size, seeds in zip(SIZES[1:], found.seeds[1:], strict=True):
+            power = [
+                np.mean(ttest_1samp(rng.normal(math.log1p(size), sd, (20_000, n)), 0, axis=1).pvalue < 0.05)
+                for n in (seeds, max(2, seeds - 1))
+            ]
+            assert power[0] > 0.79  # 20,000 studies know it to 0.003
+            assert power[1] < 0.81 or seeds == 2
+        told = np.mean(ttest_1samp(rng.normal(found.rival, found.rival_sd, (20_000, 5)), 0, axis=1).pvalue < 0.05)
+        assert found.tells_apart() == (told > 0.8)
 
 
 def test_a_recipe_that_diverged_resolves_nothing():
