@@ -162,7 +162,8 @@ def tune(
     if before and not {"bf16", "forward"} & {*classes}:
         return merged(msgspec.structs.replace(found, curve=curve), before)
     later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
-    rates = {name: found.rates.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
+    known = merged(found, before).rates if before else found.rates  # a class that stays is checked at its own rate
+    rates = {name: known.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
     check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
     found = msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
     return merged(found, before) if before else found

@@ -13,10 +13,11 @@ from fp4dse.dse.attention import Attention, KeyGradient, Scores
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.tasks import facts_of, get_task
+from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
-from fp4dse.tasks.tuned.page import page
+from fp4dse.tasks.tuned.page import page, untuned
 from fp4dse.tasks.tuned.resolution import SIZES, resolution
 from fp4dse.tasks.tuned.tune import Trainer, has_all, kept, main, merged, representatives, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
@@ -73,7 +74,16 @@ def test_what_nobody_tuned_keeps_the_rate_of_its_preset():
 
 def test_the_page_is_what_the_files_say():
     shown = Path(__file__).parents[2] / "docs" / "presets.md"
-    assert shown.read_text() == page(SHIPPED), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+    assert shown.read_text() == page(SHIPPED, untuned()), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+
+
+def test_the_page_names_every_preset_that_nobody_tuned():
+    named = [f"{task}:{preset}" for task, presets in TASKS.items() for preset in presets]
+    on_own_data = {f"{found.task}:{found.preset}" for found in SHIPPED if not found.data}
+    assert sorted(on_own_data | {*untuned()}) == sorted(named)
+    assert not on_own_data & {*untuned()}
+    text = page(SHIPPED, untuned()).partition("## Not tuned")[2]
+    assert all(f"`{name}`" in text for name in untuned())
 
 
 def test_what_has_all_that_is_asked_for_is_not_tuned_again(tmp_path, capsys):
@@ -172,6 +182,15 @@ def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(
     assert [point for point in after.curve if point.of != "sgd-bf16"] == before.curve
     assert (after.check, after.fresh_seeds) == (before.check, before.fresh_seeds)
     assert after.curve == sorted(after.curve, key=lambda point: point.of)  # as a tuning of all would write it
+
+
+def test_a_check_holds_each_recipe_at_the_rate_of_its_class_though_only_one_of_them_is_tuned_again():
+    task = get_task("regression", "smoke")
+    here = {"rev": task.rev, "steps": task.steps, "curve": [Point("forward", 0.0078, [1e-6])]}
+    before = msgspec.structs.replace(made(bf16=[1.0, 2.0]), **here)
+    found = tune(Trainer(task, "cpu", 64), "", ["bf16"], seeds=1, fresh=1, before=before)
+    rates = {"bf16": found.rates["bf16"], "nvfp4": 0.0078, "mxfp4": 0.0078}
+    assert {point.of: point.lr for point in found.check} == rates
 
 
 def test_what_was_tuned_anew_replaces_what_there_was_and_other_circumstances_are_refused():
