@@ -9,7 +9,7 @@ from itertools import groupby
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.tuned import Point, Tuned, all_tuned, tuned
-from fp4dse.tasks.tuned.resolution import SIZES, WANTED, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, WANTED, is_open, resolution
 
 HEAD = """# Tuned presets
 
@@ -21,8 +21,8 @@ A preset without a line here [is not tuned](#not-tuned); the column `lr_source` 
 was. `--lr` takes rates of your own, and `fp4dse sweep … --tune` first finds the best rate of every recipe, BF16
 included, on two seeds that it does not report. Tuned were rates a factor of two apart, until the best of each class
 lay inside the grid, on seeds that no sweep has by itself; then, unless the last column is empty, weight decay and
-clipping at the best rate and at twice that. A class without a rate here has that of the preset, which nobody tuned for
-it.
+clipping at the best rate and at twice that. A class without a rate here has BF16's, which nobody tuned for it; rows
+call that the preset's.
 
     python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too
 
@@ -32,6 +32,9 @@ stopped.
 ## Rates
 
 {rates}
+
+A question mark stands where the seeds of the tuning do not tell the best rate from one that is four times as high or as
+low, by a paired t test at 5 %: there it may be the best by luck. One seed tells nothing.
 
 The last column is BF16's loss with the best of weight decay 0.1 and clipping at norm 1, against the preset's own
 numbers.
@@ -80,7 +83,7 @@ def _name(found: Tuned) -> str:
 
 def _rates(found: Tuned) -> list[str]:
     rates = found.rates
-    chosen = [f"{rates[of]:g}" if of in rates else "" for of in CLASSES]
+    chosen = [f"{rates[of]:g}{' ?' if is_open(found, of) else ''}" if of in rates else "" for of in CLASSES]
     return [_name(found), *chosen, f"{found.steps:,}", _others(found)]
 
 

@@ -1,4 +1,5 @@
-"""The resolution of a preset, whether it tells recipes apart, from the fresh seeds of its tuning."""
+"""The resolution of a preset, whether it tells recipes apart, from the fresh seeds of its tuning; how sure its rates
+are."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from fp4dse.tasks.tuned import Point, Tuned
 
 SIZES = (0.001, 0.005, 0.02)
 """Differences in loss, as shares, for which the needed seeds are stated."""
+FAR = 3.0
+"""Of a rate and another one, as a factor: rates further apart than neighbours of a grid."""
 WANTED = 10.0
 """Of `ratio`: a preset that resolves."""
 LEVEL, POWER = 0.05, 0.8
@@ -55,6 +58,23 @@ def resolution(found: Tuned) -> Resolution:
         rival_sd=_sd(rival),
         seeds=tuple(_needed(_sd(gap), math.log1p(size)) for size in SIZES),
     )
+
+
+def is_open(found: Tuned, of: str) -> bool:
+    """True if a rate FAR from the best one of a class is not told from it by a paired t test of the tuning's seeds, so
+    that the best may be one of luck; always of one seed."""
+    best = found.best(of)
+    others = [point for point in found.curve if best and point.of == of and point.is_own and None not in point.losses]
+    far = [point for point in others if best and not best.lr / FAR < point.lr < best.lr * FAR]
+    return any(not _told(point, best) for point in far if best)
+
+
+def _told(point: Point, best: Point) -> bool:
+    apart = _differences(_logs(point), _logs(best))
+    if len(apart) < 2:
+        return False
+    reach = t.isf(LEVEL / 2, len(apart) - 1) * stdev(apart) / math.sqrt(len(apart))
+    return abs(fmean(apart)) > float(reach)
 
 
 def found_by(seeds: int, difference: float, sd: float) -> float:

@@ -18,7 +18,7 @@ from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
 from fp4dse.tasks.tuned.page import page, untuned
-from fp4dse.tasks.tuned.resolution import SIZES, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
 from fp4dse.tasks.tuned.tune import Trainer, has_all, kept, main, merged, representatives, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
 
@@ -133,6 +133,21 @@ def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_stu
             assert power[1] < 0.81 or seeds == 2
         told = np.mean(ttest_1samp(rng.normal(found.rival, found.rival_sd, (20_000, 5)), 0, axis=1).pvalue < 0.05)
         assert found.tells_apart() == (told > 0.8)
+
+
+def test_a_rate_is_open_if_its_seeds_do_not_tell_it_from_one_four_times_as_high_or_as_low():
+    def curve(far: list[float | None], near: list[float | None]) -> Tuned:
+        rates = {0.004: [1.0, 1.1, 1.2], 0.008: near, 0.016: far, 0.001: [2.0, 2.2, 2.4]}
+        points = [Point("bf16", lr, losses[: len(far)]) for lr, losses in rates.items()]
+        return msgspec.structs.replace(made(), curve=[*points, Point("bf16", 0.016, [1.0, 1.1, 1.2], clip=1.0)])
+
+    alike, worse = [1.01, 1.09, 1.22], [1.5, 1.7, 1.8]
+    assert is_open(curve(alike, worse), "bf16")
+    assert not is_open(curve(worse, alike), "bf16")  # a neighbour
+    assert not is_open(curve([1.5, None, 1.8], alike), "bf16")
+    assert is_open(curve(worse[:1], alike), "bf16")  # one seed
+    assert not is_open(curve(worse, alike), "forward")
+    assert "| 0.004 ? |" in page([curve(alike, worse)], [])
 
 
 def test_a_recipe_that_diverged_resolves_nothing():
