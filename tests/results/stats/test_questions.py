@@ -255,6 +255,17 @@ def test_the_findings_begin_with_the_numbers_of_answers_that_their_table_has():
     assert "evaluated in BF16 it is {}, {} and {}.".format(*numbers[1]) in page.replace("\n", " ")
 
 
+def test_the_task_that_repeats_effects_resolves_as_the_findings_say():
+    read = [("task", "==", "language"), ("preset", "in", ["1M", "10M"]), ("recipe_label", "in", ["bf16", "nvfp4"])]
+    columns = ["preset", "recipe_label", "seed", "val_loss"]
+    rows = pd.read_parquet(STUDY / "store" / "parts", columns=columns, filters=read)
+    loss = np.log(rows.pivot_table(index=["preset", "seed"], columns="recipe_label", values="val_loss", observed=True))
+    gap = (loss["nvfp4"] - loss["bf16"]).groupby("preset", observed=True).agg(["mean", "std"])
+    ratio = (gap["mean"] / gap["std"]).map("{:.0f}".format)
+    said = f"is {ratio['1M']} times the standard deviation of its three seeds ({ratio['10M']} times at 10M)"
+    assert said in (STUDY / "findings.md").read_text().replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "row"),
     [
