@@ -171,9 +171,10 @@ def tune(
 
 def has_all(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: int, fresh: int) -> bool:
     """True if a tuning would find nothing that there is not: of this revision, length and device, the rates of all
-    classes by as many seeds or more, and a check by as many, unless `fresh` is 0."""
+    classes by as many seeds or more; and, unless `fresh` is 0, other decays or clips and a check by as many seeds."""
     same = (before.rev, before.steps, before.device) == (task.rev, task.steps, device)
     enough = len(before.seeds) >= seeds and len(before.fresh_seeds) >= fresh
+    enough &= not fresh or not all(point.is_own for point in before.curve)
     return same and enough and {*classes} <= before.rates.keys()
 
 
