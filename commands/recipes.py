@@ -149,7 +149,7 @@ def tasks(as_json: AsJson = False) -> None:
             "parameters": one.parameters and f"{one.parameters:,}",
             "steps": one.steps,
             "batch": one.batch,
-            "learning rate": f"{one.lr:g}{' (tuned)' if one.tuned else ''}",
+            "learning rate": f"{one.lr:g} ({'tuned' if one.tuned else 'not tuned'})",
             "time on a CPU": "a GPU's" if one.seconds is None else duration(one.seconds),
             "data": one.data,
             "what": "; ".join(filter(None, (one.about, one.note))),

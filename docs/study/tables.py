@@ -1,7 +1,7 @@
 """Makes the tables of findings.md anew from the study's store: `python docs/study/tables.py`.
 
 A table stands between its marker, `<!-- effects of TASK:PRESET -->`, `<!-- front of TASK:PRESET -->`,
-`<!-- answers -->` or one of those below, and the next `<!-- end -->`.
+`<!-- answers -->`, `<!-- claims -->` or one of those below, and the next `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
         return _markdown(_OF_RUNS[marker](runs))
     if marker == "answers":
         return _markdown(_answers(runs, effects, questions))
+    if marker == "claims":
+        claims = load_questions(HERE / "claims.toml")
+        return _markdown(_answers(runs, effects_of(runs, claims), claims))
     what, _, task = marker.partition(" of ")
     if what == "front":
         return _markdown(_front(runs[(runs["task"] + ":" + runs["preset"]).eq(task)]))
@@ -165,8 +168,9 @@ def _pairs(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _agreement(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each task and group of Quartet II's schemes: agreement with their order at 30M parameters."""
-    found = agreement(runs)
+    """A row for each task and group of Quartet II's schemes, of which two are far enough apart: agreement with their
+    order at 30M parameters."""
+    found = agreement(runs).query("pairs > 0")
     return [
         {
             "task": f"{line.task}:{line.preset}",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import groupby
 
 from fp4dse.dse.tuning import CLASSES
-from fp4dse.tasks.tuned import Point, Tuned, all_tuned
-from fp4dse.tasks.tuned.resolution import SIZES, WANTED, resolution
+from fp4dse.tasks.catalogue import TASKS
+from fp4dse.tasks.tuned import Point, Tuned, all_tuned, tuned
+from fp4dse.tasks.tuned.resolution import SIZES, WANTED, is_open, resolution
 
 HEAD = """# Tuned presets
 
@@ -14,12 +17,12 @@ At which learning rate is a recipe trained, if I give none? At the one that was 
 
 {classes}
 
-A preset without a line here has a rate that nobody tuned; the column `lr_source` of a row, and the report, say which it
+A preset without a line here [is not tuned](#not-tuned); the column `lr_source` of a row, and the report, say which it
 was. `--lr` takes rates of your own, and `fp4dse sweep … --tune` first finds the best rate of every recipe, BF16
 included, on two seeds that it does not report. Tuned were rates a factor of two apart, until the best of each class
 lay inside the grid, on seeds that no sweep has by itself; then, unless the last column is empty, weight decay and
-clipping at the best rate and at twice that. A class without a rate here has that of the preset, which nobody tuned for
-it.
+clipping at the best rate and at twice that. A class without a rate here has BF16's, which nobody tuned for it; rows
+call that the preset's.
 
     python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too
 
@@ -29,6 +32,9 @@ stopped.
 ## Rates
 
 {rates}
+
+A question mark stands where the seeds of the tuning do not tell the best rate from one that is four times as high or as
+low, by a paired t test at 5 %: there it may be the best by luck. One seed tells nothing.
 
 The last column is BF16's loss with the best of weight decay 0.1 and clipping at norm 1, against the preset's own
 numbers.
@@ -40,17 +46,35 @@ are two recipes. A preset resolves if NVFP4's gap is {wanted:g} times its sd or 
 difference of that size is found in 80 of 100 studies, for pairs as noisy as NVFP4 and BF16 are.
 
 {resolved}
+
+A line above without one here was tuned, and not checked.
+
+## Not tuned
+
+These presets have a rate that somebody thought right; that of `rl:small` is the best of a few that BF16
+[was tried at](rl.md#which-rate). `smoke` ones show that a recipe trains, and no more; others need data of yours, are
+too large, or are waiting for it. `fp4dse tasks` and reports say so, too. A preset that is here and above was tuned on
+the other data alone.
+
+{others}
 """
 
 
-def page(found: list[Tuned]) -> str:
-    """The page in Markdown."""
+def untuned() -> list[str]:
+    """TASK:PRESET of all that were not tuned on the data they have by themselves."""
+    return [f"{task}:{preset}" for task, presets in TASKS.items() for preset in presets if tuned(task, preset) is None]
+
+
+def page(found: list[Tuned], others: Sequence[str]) -> str:
+    """The page in Markdown. others: the presets that are not tuned."""
     classes = "\n".join(f"* `{name}`: {what}" for name, what in CLASSES.items())
     rates = _table(["preset", *CLASSES, "steps", "with decay, clipping"], [_rates(one) for one in found])
     sizes = [f"seeds for {100 * size:g} %" for size in SIZES]
     head = ["preset", "BF16: loss, sd", "NVFP4: gap, sd", "ratio", "MXFP4 − NVFP4, sd", *sizes]
     resolved = _table(head, [_resolved(one) for one in found if one.check])
-    return HEAD.format(classes=classes, rates=rates, resolved=resolved, wanted=WANTED)
+    of_tasks = groupby(others, key=lambda name: name.partition(":")[0])
+    listed = "\n".join(f"* {', '.join(f'`{name}`' for name in names)}" for _, names in of_tasks)
+    return HEAD.format(classes=classes, rates=rates, resolved=resolved, wanted=WANTED, others=listed)
 
 
 def _name(found: Tuned) -> str:
@@ -59,7 +83,7 @@ def _name(found: Tuned) -> str:
 
 def _rates(found: Tuned) -> list[str]:
     rates = found.rates
-    chosen = [f"{rates[of]:g}" if of in rates else "" for of in CLASSES]
+    chosen = [f"{rates[of]:g}{' ?' if is_open(found, of) else ''}" if of in rates else "" for of in CLASSES]
     return [_name(found), *chosen, f"{found.steps:,}", _others(found)]
 
 
@@ -104,4 +128,4 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    print(page(all_tuned()), end="")
+    print(page(all_tuned(), untuned()), end="")

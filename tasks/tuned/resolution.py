@@ -1,4 +1,5 @@
-"""The resolution of a preset, whether it tells recipes apart, from the fresh seeds of its tuning."""
+"""The resolution of a preset, whether it tells recipes apart, from the fresh seeds of its tuning; how sure its rates
+are."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import math
 from statistics import NormalDist, fmean, stdev
 
 import msgspec
+from scipy.stats import nct, t
 
 from fp4dse.tasks.tuned import Point, Tuned
 
 SIZES = (0.001, 0.005, 0.02)
 """Differences in loss, as shares, for which the needed seeds are stated."""
+FAR = 3.0
+"""Of a rate and another one, as a factor: rates further apart than neighbours of a grid."""
 WANTED = 10.0
 """Of `ratio`: a preset that resolves."""
-_REACH = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
-"""Standard errors by which a difference must lie from zero to be found at 5 % in 80 of 100 studies."""
+LEVEL, POWER = 0.05, 0.8
+"""Of the paired t test that finds a difference, and of studies that find it."""
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -38,7 +42,7 @@ class Resolution(msgspec.Struct, frozen=True):
 
     def tells_apart(self, seeds: int = 5) -> bool:
         """True if NVFP4 and MXFP4 lie so far apart that these seeds find it in 80 of 100 studies."""
-        return abs(self.rival) > _REACH * self.rival_sd / math.sqrt(seeds)
+        return found_by(seeds, self.rival, self.rival_sd) >= POWER
 
 
 def resolution(found: Tuned) -> Resolution:
@@ -56,9 +60,41 @@ def resolution(found: Tuned) -> Resolution:
     )
 
 
+def is_open(found: Tuned, of: str) -> bool:
+    """True if a rate FAR from the best one of a class is not told from it by a paired t test of the tuning's seeds, so
+    that the best may be one of luck; always of one seed."""
+    best = found.best(of)
+    others = [point for point in found.curve if best and point.of == of and point.is_own and None not in point.losses]
+    far = [point for point in others if best and not best.lr / FAR < point.lr < best.lr * FAR]
+    return any(not _told(point, best) for point in far if best)
+
+
+def _told(point: Point, best: Point) -> bool:
+    apart = _differences(_logs(point), _logs(best))
+    if len(apart) < 2:
+        return False
+    reach = t.isf(LEVEL / 2, len(apart) - 1) * stdev(apart) / math.sqrt(len(apart))
+    return abs(fmean(apart)) > float(reach)
+
+
+def found_by(seeds: int, difference: float, sd: float) -> float:
+    """Share of studies of two seeds or more in which a paired t test at LEVEL finds a difference; NaN if the sd is."""
+    if sd == 0:
+        return float(difference != 0)
+    freedom = seeds - 1
+    return float(nct.sf(t.isf(LEVEL / 2, freedom), freedom, abs(difference) / sd * math.sqrt(seeds)))
+
+
 def _needed(sd: float, difference: float) -> float:
-    """Seeds; two at least, for there is no spread of one."""
-    return math.nan if math.isnan(sd) else max(2, math.ceil((_REACH * sd / difference) ** 2))
+    """Seeds; two at least, for there is no spread of one. Few seeds know their own spread badly, so that they are more
+    than a normal distribution asks for, from whose number this counts up."""
+    if math.isnan(sd):
+        return math.nan
+    normal = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(POWER)
+    seeds = max(2, math.ceil((normal * sd / difference) ** 2))
+    while found_by(seeds, difference, sd) < POWER:
+        seeds += 1
+    return seeds
 
 
 def _logs(point: Point) -> list[float]:

@@ -162,7 +162,8 @@ def tune(
     if before and not {"bf16", "forward"} & {*classes}:
         return merged(msgspec.structs.replace(found, curve=curve), before)
     later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
-    rates = {name: found.rates.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
+    known = merged(found, before).rates if before else found.rates  # a class that stays is checked at its own rate
+    rates = {name: known.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
     check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
     found = msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
     return merged(found, before) if before else found
@@ -170,9 +171,10 @@ def tune(
 
 def has_all(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: int, fresh: int) -> bool:
     """True if a tuning would find nothing that there is not: of this revision, length and device, the rates of all
-    classes by as many seeds or more, and a check by as many, unless `fresh` is 0."""
+    classes by as many seeds or more; and, unless `fresh` is 0, other decays or clips and a check by as many seeds."""
     same = (before.rev, before.steps, before.device) == (task.rev, task.steps, device)
     enough = len(before.seeds) >= seeds and len(before.fresh_seeds) >= fresh
+    enough &= not fresh or not all(point.is_own for point in before.curve)
     return same and enough and {*classes} <= before.rates.keys()
 
 

@@ -14,6 +14,7 @@ from fp4dse.results.stats.study import Measured
 from fp4dse.results.store.studies import read_studies
 from fp4dse.sweeps import sensitivity
 from fp4dse.sweeps.sensitivity import choose, make_grain, note_study, plan_study, run_choice, run_study
+from fp4dse.tasks import get_task
 from fp4dse.tasks.layers import find_layers
 from tests.commands.running import FAKE
 
@@ -52,7 +53,7 @@ def test_products_share_out_a_layers_cost():
 
 def test_all_train_at_one_rate_that_of_the_recipes_class():
     plan = planned()
-    assert plan.study.lr == 5e-3
+    assert plan.study.lr == get_task(*TASK).rates["forward"] == 7.8e-3
     assert planned(lr=1e-3).study.lr == 1e-3
     assert plan.study.seeds == (0, 1, 2, 3, 4)
 

@@ -4,18 +4,21 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_files
 from fp4dse.dse.attention import Attention, KeyGradient, Scores
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.tasks import facts_of, get_task
+from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
-from fp4dse.tasks.tuned.page import page
-from fp4dse.tasks.tuned.resolution import resolution
+from fp4dse.tasks.tuned.page import page, untuned
+from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
 from fp4dse.tasks.tuned.tune import Trainer, has_all, kept, main, merged, representatives, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
 
@@ -71,7 +74,16 @@ def test_what_nobody_tuned_keeps_the_rate_of_its_preset():
 
 def test_the_page_is_what_the_files_say():
     shown = Path(__file__).parents[2] / "docs" / "presets.md"
-    assert shown.read_text() == page(SHIPPED), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+    assert shown.read_text() == page(SHIPPED, untuned()), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+
+
+def test_the_page_names_every_preset_that_nobody_tuned():
+    named = [f"{task}:{preset}" for task, presets in TASKS.items() for preset in presets]
+    on_own_data = {f"{found.task}:{found.preset}" for found in SHIPPED if not found.data}
+    assert sorted(on_own_data | {*untuned()}) == sorted(named)
+    assert not on_own_data & {*untuned()}
+    text = page(SHIPPED, untuned()).partition("## Not tuned")[2]
+    assert all(f"`{name}`" in text for name in untuned())
 
 
 def test_what_has_all_that_is_asked_for_is_not_tuned_again(tmp_path, capsys):
@@ -81,6 +93,9 @@ def test_what_has_all_that_is_asked_for_is_not_tuned_again(tmp_path, capsys):
     for change in ({"rev": 0}, {"steps": 1}, {"device": "tpu"}, {"seeds": [1000]}, {"curve": []}):
         assert not has_all(msgspec.structs.replace(found, **change), task, found.device, ["bf16"], seeds=3, fresh=0)
     assert not has_all(found, task, found.device, ["sgd"], seeds=3, fresh=0)
+    unclipped = msgspec.structs.replace(found, fresh_seeds=[2000], curve=[p for p in found.curve if p.is_own])
+    assert has_all(unclipped, task, found.device, ["bf16"], seeds=3, fresh=0)
+    assert not has_all(unclipped, task, found.device, ["bf16"], seeds=3, fresh=1)  # no decay or clip was tried
     assert not has_all(found, task, found.device, ["bf16"], seeds=3, fresh=len(found.fresh_seeds) + 1)
     asked = ["language:1M", "--device", found.device, "--classes", "bf16", "--fresh", "0", "--lacking"]
     before = (FOLDER / file_name("language", "1M")).read_bytes()
@@ -101,11 +116,41 @@ def test_a_resolution_is_that_of_paired_logarithms():
     assert found.spread == pytest.approx(math.log(2))
     assert found.gap == pytest.approx(sum(gaps) / 3)
     assert found.ratio == pytest.approx(found.gap / found.gap_sd)
-    assert found.seeds == tuple(
-        math.ceil((2.8016 * found.gap_sd / math.log1p(size)) ** 2) for size in (0.001, 0.005, 0.02)
-    )
     assert not found.tells_apart()
     assert resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, 2.201], mxfp4=[1.2, 2.4])).tells_apart()
+
+
+def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_studies():
+    rng = np.random.default_rng(0)
+    for sd in (0.001, 0.0034, 0.01):
+        logs = rng.normal(0, 1, 5)
+        logs = 0.02 + sd * (logs - logs.mean()) / logs.std(ddof=1)
+        found = resolution(made(bf16=[1.0] * 5, nvfp4=np.exp(logs).tolist(), mxfp4=np.exp(2 * logs).tolist()))
+        assert found.gap_sd == pytest.approx(sd)
+        for size, seeds in zip(SIZES[1:], found.seeds[1:], strict=True):
+            power = [
+                np.mean(ttest_1samp(rng.normal(math.log1p(size), sd, (20_000, n)), 0, axis=1).pvalue < 0.05)
+                for n in (seeds, max(2, seeds - 1))
+            ]
+            assert power[0] > 0.79  # 20,000 studies know it to 0.003
+            assert power[1] < 0.81 or seeds == 2
+        told = np.mean(ttest_1samp(rng.normal(found.rival, found.rival_sd, (20_000, 5)), 0, axis=1).pvalue < 0.05)
+        assert found.tells_apart() == (told > 0.8)
+
+
+def test_a_rate_is_open_if_its_seeds_do_not_tell_it_from_one_four_times_as_high_or_as_low():
+    def curve(far: list[float | None], near: list[float | None]) -> Tuned:
+        rates = {0.004: [1.0, 1.1, 1.2], 0.008: near, 0.016: far, 0.001: [2.0, 2.2, 2.4]}
+        points = [Point("bf16", lr, losses[: len(far)]) for lr, losses in rates.items()]
+        return msgspec.structs.replace(made(), curve=[*points, Point("bf16", 0.016, [1.0, 1.1, 1.2], clip=1.0)])
+
+    alike, worse = [1.01, 1.09, 1.22], [1.5, 1.7, 1.8]
+    assert is_open(curve(alike, worse), "bf16")
+    assert not is_open(curve(worse, alike), "bf16")  # a neighbour
+    assert not is_open(curve([1.5, None, 1.8], alike), "bf16")
+    assert is_open(curve(worse[:1], alike), "bf16")  # one seed
+    assert not is_open(curve(worse, alike), "forward")
+    assert "| 0.004 ? |" in page([curve(alike, worse)], [])
 
 
 def test_a_recipe_that_diverged_resolves_nothing():
@@ -155,6 +200,15 @@ def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(
     assert [point for point in after.curve if point.of != "sgd-bf16"] == before.curve
     assert (after.check, after.fresh_seeds) == (before.check, before.fresh_seeds)
     assert after.curve == sorted(after.curve, key=lambda point: point.of)  # as a tuning of all would write it
+
+
+def test_a_check_holds_each_recipe_at_the_rate_of_its_class_though_only_one_of_them_is_tuned_again():
+    task = get_task("regression", "smoke")
+    here = {"rev": task.rev, "steps": task.steps, "curve": [Point("forward", 0.0078, [1e-6])]}
+    before = msgspec.structs.replace(made(bf16=[1.0, 2.0]), **here)
+    found = tune(Trainer(task, "cpu", 64), "", ["bf16"], seeds=1, fresh=1, before=before)
+    rates = {"bf16": found.rates["bf16"], "nvfp4": 0.0078, "mxfp4": 0.0078}
+    assert {point.of: point.lr for point in found.check} == rates
 
 
 def test_what_was_tuned_anew_replaces_what_there_was_and_other_circumstances_are_refused():

@@ -1,6 +1,8 @@
 """Questions written down before the training: their pairs, intervals of known truth, and the rule."""
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -223,16 +225,45 @@ def test_a_wrong_file_is_an_error_that_names_what_is_wrong(tmp_path, old, new, s
     assert says in str(caught.value)
 
 
-def test_every_effect_of_the_study_has_pairs_in_its_spaces():
+@pytest.mark.parametrize("file", ["questions.toml", "claims.toml"])
+def test_every_effect_of_the_study_has_pairs_in_its_spaces(file):
     recipes = {recipe.config_id: recipe for recipe in find_space("study-part").recipes()}
     recipes |= {recipe.config_id: recipe.canonical() for recipe in map(Recipe.named, ("bf16", "nvfp4"))}
     without = [
         (question.id, effect.name)
-        for question in load_questions(STUDY / "questions.toml").questions
+        for question in load_questions(STUDY / file).questions
         for effect in question.effects
         if not effect.pairs(recipes)
     ]
     assert not without
+
+
+def test_the_findings_begin_with_the_numbers_of_answers_that_their_table_has():
+    page = (STUDY / "findings.md").read_text()
+    table = page.partition("<!-- answers -->")[2].partition("<!-- end -->")[0]
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| Q")]
+    quantized = Counter(line[-2] for line in cells)
+    apart = [re.search(r"evaluated in BF16 (confirmed|refuted|not settled)", line[-1]) for line in cells]
+    in_bf16 = Counter(found[1] if found else line[-2] for found, line in zip(apart, cells, strict=True))
+    words = ["nought", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    numbers = [
+        [str(n) if n > 9 else words[n] for n in (of["confirmed"], of["refuted"], of["not settled"])]
+        for of in (quantized, in_bf16)
+    ]
+    said = f"**Of {len(cells)} effects {{}} are confirmed, {{}} refuted and {{}} not settled**".format(*numbers[0])
+    assert said in page.replace("\n", " ")
+    assert "evaluated in BF16 it is {}, {} and {}.".format(*numbers[1]) in page.replace("\n", " ")
+
+
+def test_the_task_that_repeats_effects_resolves_as_the_findings_say():
+    read = [("task", "==", "language"), ("preset", "in", ["1M", "10M"]), ("recipe_label", "in", ["bf16", "nvfp4"])]
+    columns = ["preset", "recipe_label", "seed", "val_loss"]
+    rows = pd.read_parquet(STUDY / "store" / "parts", columns=columns, filters=read)
+    loss = np.log(rows.pivot_table(index=["preset", "seed"], columns="recipe_label", values="val_loss", observed=True))
+    gap = (loss["nvfp4"] - loss["bf16"]).groupby("preset", observed=True).agg(["mean", "std"])
+    ratio = (gap["mean"] / gap["std"]).map("{:.0f}".format)
+    said = f"is {ratio['1M']} times the standard deviation of its three seeds ({ratio['10M']} times at 10M)"
+    assert said in (STUDY / "findings.md").read_text().replace("\n", " ")
 
 
 @pytest.mark.parametrize(
