@@ -20,8 +20,9 @@ quickstart: install
 
 # One thread a worker: two workers that each take every core are slower than one, and threads that wait would spin.
 # Processes that tests start find the package compiled to bytecode, whatever the environment says.
+# Three at a time on two cores, since some wait.
 test: .venv/dev.stamp
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: .venv/dev.stamp
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)

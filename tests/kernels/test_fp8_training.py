@@ -14,7 +14,7 @@ from fp4dse.tasks import get_task
 from fp4dse.tasks.engine.lane_counts import lanes_of
 from fp4dse.tasks.engine.population import Population, with_steps
 
-STEPS = 5
+STEPS = 3
 TILE = 64
 """Rows and columns of a tile of the result (ops/fp8/wide.py)."""
 
