@@ -110,7 +110,7 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
     """The findings of some runs. runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
     rows = rows_at_best_lr(runs)
     recipes = summarize(rows)
-    recipes = as_texts(with_chance(recipes, chance_of(rows, recipes)))
+    recipes = _compared_first(as_texts(with_chance(recipes, chance_of(rows, recipes))))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
     new = as_texts(confirmed_if_any(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
@@ -147,6 +147,12 @@ def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with texts where it has categories (see Store.runs)."""
     coded = [name for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)]
     return frame.astype(dict.fromkeys(coded, str)) if coded else frame
+
+
+def _compared_first(recipes: pd.DataFrame) -> pd.DataFrame:
+    """The lines in their order, those last of settings in which BF16 alone was trained: a page opens with the first."""
+    alone = recipes.groupby(list(SETTING))["is_baseline"].transform("all")
+    return recipes.loc[alone.sort_values(kind="stable").index]
 
 
 def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
