@@ -150,9 +150,10 @@ def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compared_first(recipes: pd.DataFrame) -> pd.DataFrame:
-    """The lines in their order, those last of settings in which BF16 alone was trained: a page opens with the first."""
-    alone = recipes.groupby(list(SETTING))["is_baseline"].transform("all")
-    return recipes.loc[alone.sort_values(kind="stable").index]
+    """The lines in their order, but those of settings last in which no recipe is compared with BF16: a page opens with
+    the first."""
+    compared = (recipes["gap"].notna() & ~recipes["is_baseline"]).groupby([recipes[name] for name in SETTING])
+    return recipes.loc[compared.transform("any").sort_values(ascending=False, kind="stable").index]
 
 
 def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:

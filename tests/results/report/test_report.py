@@ -288,17 +288,17 @@ def test_only_a_baseline_is_no_winner(store, row, tmp_path):
     assert "Only BF16 was trained here." in report_of(store, tmp_path)
 
 
-def test_it_opens_with_a_task_that_has_recipes(store, row, tmp_path):
-    alone = [row("bf16", s, 0.5, preset="alone") for s in range(2)]
+def test_it_opens_with_a_task_in_which_recipes_are_compared(store, row, tmp_path):
+    of = {"alone": ["bf16"], "lacking": ["nvfp4"], "other": ["bf16", "nvfp4"]}
     store.add(
-        alone + [row(name, s, 0.5 + 0.1 * s, preset="other") for name in ("bf16", "nvfp4") for s in range(2)], "job"
+        [row(name, s, 0.5 + 0.1 * s, preset=one) for one, names in of.items() for name in names for s in (0, 1)], "job"
     )
     write_report(store, tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     options = re.findall(r'<option value="\d">([^<]*)</option>', html)
-    assert [re.search(r"\((\w+)\)", text)[1] for text in options[:2]] == ["other", "alone"]
+    assert [re.search(r"\((\w+)\)", text)[1] for text in options[:3]] == ["other", "alone", "lacking"]
     answers = re.split(r'data-setting="\d"', html[html.index('<div class="answer">') : html.index('id="front"')])[1:]
-    assert ["Only BF16 was trained here." in answer for answer in answers] == [False, True]
+    assert ["Only BF16 was trained here." in answer for answer in answers] == [False, True, False]
 
 
 def test_an_empty_store_has_no_report(store, tmp_path):
