@@ -33,6 +33,9 @@ from fp4dse.tasks.engine.lane_counts import reset_peak
 
 LIMIT_S = 240.0
 """Seconds for all ways of a peer: starting a process, compiling and timing."""
+ENDING_S = 10.0
+"""Seconds that a process that has done all has to end by itself: of one that is killed, Python warns that semaphores
+are left."""
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Work = Callable[[Compile], float]
 """Trains with functions that are compiled by its argument; microseconds. Its pickle goes to another process."""
@@ -106,6 +109,8 @@ def least_us(work: Work, device: str, limit_s: float = LIMIT_S, ways: Sequence[W
                 found.append(Tried(name, None, took, f"not compiled in {took:.0f} s"))
                 break
             found.append(ours.recv())
+        else:
+            child.join(ENDING_S)
     except EOFError:
         child.join()
         found.append(Tried(name, None, time.monotonic() - begin, f"its process ended with {child.exitcode}"))
