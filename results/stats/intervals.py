@@ -34,7 +34,7 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
     """Per row of `values` [rows, seeds], NaN where there is none: mean, std, n, low, high, p.
 
     low, high: the 95 % interval of the mean, p: two-sided, of the mean against zero by the same rule; NaN with one
-    value, and with fewer than 30 that are all the same up to rounding. All rows of equal n share their resamples.
+    value, and with fewer than 30 that are all the same up to rounding.
     """
     x = np.asarray(values, float)
     mean, std, n = _moments(x)

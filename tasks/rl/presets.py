@@ -129,7 +129,7 @@ def _small(problems: Problems, flawed: float) -> _Preset:
 
 
 _LONG_WALKS = _small(Walks(16, 24, 26), flawed=0.0625)
-"""Half as many steps again as `walks-small`, among more nodes: what reinforcement learning leaves wrong adds up."""
+"""Eight steps more than `walks-small`, among more nodes: what reinforcement learning leaves wrong adds up."""
 
 
 _PRESETS = {

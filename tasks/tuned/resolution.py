@@ -62,7 +62,7 @@ def resolution(found: Tuned) -> Resolution:
 
 def is_open(found: Tuned, of: str) -> bool:
     """True if a rate FAR from the best one of a class is not told from it by a paired t test of the tuning's seeds, so
-    that the best may be one of luck; always of one seed."""
+    that the best may be one of luck. One seed tells none."""
     best = found.best(of)
     others = [point for point in found.curve if best and point.of == of and point.is_own and None not in point.losses]
     far = [point for point in others if best and not best.lr / FAR < point.lr < best.lr * FAR]

@@ -178,6 +178,23 @@ def test_nan_is_where_it_is_in_a_product_of_the_same_numbers_and_nowhere_else(pl
         assert torch.allclose(got[held], expected[held], rtol=2e-3, atol=1e-2)
 
 
+@INTERPRETED
+def test_an_infinite_number_leaves_no_finite_one_of_its_products_and_touches_no_other(place, any_size):
+    """Where the other operand has a flag in the same segment, too: there what is added has zeros that meet it."""
+    x, y = drawn(1, 32, 256), drawn(1, 48, 256, seed=1)
+    x[0, 3, 5], x[0, 3, 6], y[0, 7, 7] = 2.0**-100, 2.0**20, float("inf")
+    a, b = operand(x), operand(y, E4M3)
+    assert a.shift.flags[0, 3, 0]
+    assert b.shift.flags[0, 7, 0]
+    expected = torch.bmm(x, y.mT)
+    got = place.fp8.multiply(a, b)
+    assert torch.equal(got.isfinite(), expected.isfinite())
+    assert expected.isinf().any()
+    held = expected.isfinite()
+    held[0, 3] = False  # whose size is another
+    assert torch.allclose(got[held], expected[held], rtol=2e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize("way", ["added", "added to bf16", "anew"])
 def test_tiles_with_a_flag_are_mended_and_others_are_not_touched(place, way):
     """Those of one row's segments in the first lane, and of one column's in the second; one is of both. Either what is

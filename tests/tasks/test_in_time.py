@@ -56,6 +56,17 @@ def test_ways_are_tried_in_turn_until_the_process_dies(work):
     assert [each.why for each in found.tried] == ["", "ValueError: no tiling fits", "its process ended with 3"]
 
 
+def test_a_process_that_did_all_ends_by_itself(work, tmp_path):
+    """Of one that is killed, Python warns that semaphores are left."""
+    body = f"""
+    import atexit
+    atexit.register(lambda: open({str(tmp_path / "ended")!r}, "w").close())
+    return 9.0
+    """
+    assert least_us(work(body), "cpu", 300, THREE[:1]).us == 9.0
+    assert (tmp_path / "ended").exists()
+
+
 def test_no_time_is_no_figure(work):
     found = least_us(work("return 9.0"), "cpu", 0.0, THREE)
     assert [each.why for each in found.tried] == ["not compiled in 0 s"]

@@ -11,8 +11,9 @@ before (`History`), with room above. 128 neighbours of a row, a segment, that ha
 held, nor is a segment with NaN: FP8 has zeros there, a flag is set, and the values are in BF16 (`Shift.wide`). To the
 tiles of a result whose rows or columns have a flag, 64 × 64, the products of these segments in BF16 are added
 (wide.py); to a BF16 result after it was rounded, which is another 2^-9 of the sum that FP8 made, less than the unit's
-own bound. So no product of two numbers is rounded, saturated or NaN that is not so in BF16; a power that does not fit
-costs time, and changes the order of additions in its tiles.
+own bound. So no product of two finite numbers is rounded, saturated or NaN that is not so in BF16; a power that does
+not fit costs time, and changes the order of additions in its tiles. What is infinite stays so or becomes NaN: an
+infinite number meets zeros in the place of what FP8 holds, where the other operand has a flag in the same segment.
 
 Binades from the largest number to the smallest step of a block in `language:350M` (24 blocks and 1,024 tokens, 3 and
 8,192, steps 1 and 2; with room above E5M2 holds 29 and E4M3 16): weights 6, inputs 10 along a row and 14 along tokens,
