@@ -85,7 +85,8 @@ def over_seeds(number: str, values: NDArray[np.float64]) -> pd.DataFrame:
         return mean_interval(values)
     shown = ["mean", "low", "high"]
     found = mean_interval(np.log(np.where(values > 0, values, np.nan)))
-    found[shown] = np.exp(found[shown])
+    with np.errstate(over="ignore"):  # of two seeds that lie hundreds of decades apart
+        found[shown] = np.exp(found[shown])
     found.loc[(values == 0).any(axis=1), shown] = [0.0, np.nan, np.nan]
     return found.assign(n=np.isfinite(values).sum(axis=1))
 

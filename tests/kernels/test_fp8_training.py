@@ -2,14 +2,12 @@
 
 from collections import defaultdict
 
-import pytest
 import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
 
 from fp4dse.dse import Recipe
-from fp4dse.kernels import gemm, lanes, stage
-from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels import stage
 from fp4dse.tasks import get_task
 from fp4dse.tasks.engine.lane_counts import lanes_of
 from fp4dse.tasks.engine.population import Population, with_steps
@@ -19,22 +17,13 @@ TILE = 64
 """Rows and columns of a tile of the result (ops/fp8/wide.py)."""
 
 
-@pytest.fixture
-def units(monkeypatch):
-    """A CPU that is said to have FP8 units, for products of all sizes that cuBLAS takes."""
-    monkeypatch.setattr(gemm, "_why_not_device", lambda name, *_: None if name == "fp8-exact" else f"{name}: no")
-    monkeypatch.setattr(gemm, "why_not_fused", lambda _: None)
-    monkeypatch.setattr(lanes, "backend", lambda _: PLAIN)
-    monkeypatch.setattr(stage, "is_taken", lambda *sizes: not any(size % 16 for size in sizes))
-
-
 def lines_with_a_flag(shift):
     """Which lines of tiles have a flag, of one lane."""
     lines = (shift.flags[0] > 0).any(1)
     return F.pad(lines, (0, -len(lines) % TILE)).view(-1, TILE).any(1)
 
 
-def test_a_training_computes_nearly_no_tile_anew_after_its_first_step(units, monkeypatch):
+def test_a_training_mends_nearly_no_tile_after_its_first_step(on_units, any_size, monkeypatch):
     """A decoder in MXFP4 with BF16 between its layers. In the first step powers are 1, and gradients are far below."""
     shares, step = defaultdict(list), 0
     multiply = stage.Stage.multiply
