@@ -11,6 +11,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics, layers
+from fp4dse.kernels.ops.attention import heads_joined
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.language.folder import INDEX, read_folder
@@ -132,8 +133,8 @@ def in_float32(monkeypatch):
     def product(x, w, b, *_):
         return x @ w.mT + (0.0 if b is None else b[:, None])
 
-    def attention(_self, _layer, q, k, v, causal):
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+    def attention(_self, _layer, q, k, v, causal, heads):
+        return heads_joined(scaled_dot_product_attention(q, k, v, is_causal=causal), heads)
 
     monkeypatch.setattr(layers, "product", product)
     monkeypatch.setattr(LaneNumerics, "attention", attention)
