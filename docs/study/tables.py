@@ -72,6 +72,8 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
             parts.append(
                 f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k not in _SAID} for row in rows])}"
             )
+    if not parts and (runs["task"] + ":" + runs["preset"]).eq(task).any():
+        return "\nNo two of its recipes differ in a technique of a question and in nothing else.\n\n"
     return "".join(parts) + "\n" if parts else _markdown([])
 
 
