@@ -339,18 +339,13 @@ def tree(tmp_path_factory) -> Path:
     return copied(tmp_path_factory.mktemp("tree"))
 
 
-@pytest.fixture(scope="module")
-def swept(tree, tmp_path_factory) -> dict:
-    """What a sweep of all that was added left."""
-    command = [sys.executable, "-c", RUN, json.dumps(SPACE), str(tmp_path_factory.mktemp("swept") / "store")]
-    done = run(command, tree, FP4DSE_EAGER="1")  # nothing to compile
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_all_that_was_added_is_trained_asked_for_and_shown(swept):
+def test_all_that_was_added_is_trained_asked_for_and_shown(tree, tmp_path):
     """On a new task, by a new executor: a recipe of each kind has a row with its name, loss and cost; a statistic
     answers, a panel is in the report. One test, since the sweep is its time, and processes do not share fixtures."""
+    command = [sys.executable, "-c", RUN, json.dumps(SPACE), str(tmp_path / "store")]
+    done = run(command, tree, FP4DSE_EAGER="1")  # nothing to compile
+    assert done.returncode == 0, done.stderr[-3000:]
+    swept = json.loads(done.stdout.splitlines()[-1])
     assert (swept["failed"], swept["why"]) == (0, [])
     assert len(swept["rows"]) == len(LABELS) + 3  # and the base, BF16, and BF16 with the optimizer that was added
     losses = [row["val_loss"] for row in swept["rows"]]

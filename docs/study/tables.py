@@ -64,26 +64,31 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
         return _markdown(_answers(runs, effects_of(runs, claims), claims))
     what, _, task = marker.partition(" of ")
     if what == "front":
-        return _markdown(_front(runs[(runs["task"] + ":" + runs["preset"]).eq(task)]))
-    mine = effects[(effects["task"] + ":" + effects["preset"]).eq(task)]
+        return _markdown(_front(runs[_is_of(runs, task)]))
+    mine = effects[_is_of(effects, task)]
     parts = []
     for title, rows in effect_tables(mine, questions).items():
         if rows:
             parts.append(
                 f"\n**{title}**\n\n{_markdown([{k: v for k, v in row.items() if k not in _SAID} for row in rows])}"
             )
-    if not parts and (runs["task"] + ":" + runs["preset"]).eq(task).any():
+    if not parts and _is_of(runs, task).any():
         return "\nNo two of its recipes differ in a technique of a question and in nothing else.\n\n"
     return "".join(parts) + "\n" if parts else _markdown([])
 
 
+def _is_of(frame: pd.DataFrame, task: str) -> pd.Series:
+    """True in the lines of TASK:PRESET."""
+    return (frame["task"] + ":" + frame["preset"]).eq(task)
+
+
 def _answers(runs: pd.DataFrame, effects: pd.DataFrame, questions: Questions) -> list[dict[str, object]]:
     """A row for each effect: its answer, from what, and what it does to the modelled time of a step."""
-    screen = effects[(effects["task"] + ":" + effects["preset"]).eq(questions.screen)]
+    screen = effects[_is_of(effects, questions.screen)]
     found = screen.set_index(["question", "effect", "evaluation"])
     first = runs.drop_duplicates("config_id").set_index("config_id")
     recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first["recipe"].items()}
-    here = set(runs.loc[(runs["task"] + ":" + runs["preset"]).eq(questions.screen), "config_id"])
+    here = set(runs.loc[_is_of(runs, questions.screen), "config_id"])
     of = {(question.id, effect.name): effect for question in questions.questions for effect in question.effects}
     rows = []
     for answer in answer_rows(answers(effects, questions)):

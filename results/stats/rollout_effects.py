@@ -25,7 +25,7 @@ from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rollout import rollout_name
 from fp4dse.results.stats.intervals import adjusted, mean_interval
 from fp4dse.results.stats.paired import SETTING, by_seed, stacked
-from fp4dse.results.stats.rollout_numbers import common_rate, differences, lane_numbers, over_seeds, recorded_rows
+from fp4dse.results.stats.rollout_numbers import common_rate, differences, lane_numbers, mean_of, recorded_rows
 
 COLUMNS = [*SETTING, "treatment", "trainer", "lr", "number", "pairs", "seeds", "without", "difference", "low", "high"]
 COLUMNS += ["p", "q"]
@@ -63,8 +63,7 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
                 over = mean_interval(apart[whole].mean(axis=0)[None]).iloc[0]
                 line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "lr": lr, "number": number}
                 line |= {"pairs": whole[0].size, "seeds": whole[1].size}
-                plain = float(over_seeds(number, y[without][whole].reshape(1, -1))["mean"].iloc[0])
-                line |= {"without": plain, "difference": over["mean"]}
+                line |= {"without": mean_of(number, y[without][whole]), "difference": over["mean"]}
                 lines.append(line | {name: over[name] for name in ("low", "high", "p")})
         if lines:
             found = pd.DataFrame(lines)

@@ -91,6 +91,13 @@ def over_seeds(number: str, values: NDArray[np.float64]) -> pd.DataFrame:
     return found.assign(n=np.isfinite(values).sum(axis=1))
 
 
+def mean_of(number: str, values: NDArray[np.float64]) -> float:
+    """The mean of all values, geometric as in `over_seeds`."""
+    if not number.startswith(OF_RATIOS):
+        return float(values.mean())
+    return float(np.exp(np.log(values).mean())) if (values > 0).all() else 0.0
+
+
 def differences(number: str, values: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
     """values - of, elementwise; of a number whose means are geometric ln(values / of): 0 where both are 0, NaN where
     one is."""

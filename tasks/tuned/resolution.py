@@ -63,10 +63,10 @@ def resolution(found: Tuned) -> Resolution:
 def is_open(found: Tuned, of: str) -> bool:
     """True if a rate FAR from the best one of a class is not told from it by a paired t test of the tuning's seeds, so
     that the best may be one of luck. One seed tells none."""
-    best = found.best(of)
-    others = [point for point in found.curve if best and point.of == of and point.is_own and None not in point.losses]
-    far = [point for point in others if best and not best.lr / FAR < point.lr < best.lr * FAR]
-    return any(not _told(point, best) for point in far if best)
+    if (best := found.best(of)) is None:
+        return False
+    others = [point for point in found.curve if point.of == of and point.is_own and None not in point.losses]
+    return any(not _told(point, best) for point in others if not best.lr / FAR < point.lr < best.lr * FAR)
 
 
 def _told(point: Point, best: Point) -> bool:
