@@ -16,6 +16,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +148,13 @@ def calibrate(job: Job, steps: int) -> Pace:
 
 
 def _in_a_process(job: Job) -> list[tuple[float, float, int]] | str:
-    """The result of `_measure` in a process of its own."""
+    """The result of `_measure` in a process of its own, whose end by the system counts as a lack of memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_measure, job).result()
+        try:
+            return pool.submit(_measure, job).result()
+        except BrokenProcessPool:
+            lanes = f"{len(job.lanes)} lane{'s' * (len(job.lanes) > 1)}"
+            return f"the system ended a process that trained {lanes}, as it does when memory is short"
 
 
 def brief(task: Task) -> Task:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -213,11 +214,13 @@ def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
     found = published(runs)
     mine = found["published"].eq("quartet2") & found["task"].eq("language")
     found = found[mine].sort_values(["group", "published_gap"])
+    here = {preset: f"language:{preset}" for preset in _by_size(found["preset"].unique())}
     rows: dict[str, dict[str, object]] = {}
     for line in found.itertuples():
         row = rows.setdefault(line.scheme, {"group": line.group, "scheme": line.scheme})
         row["30M, published"] = f"{100 * line.published_gap:+.2f} %"
-        row[f"{line.task}:{line.preset}"] = _gap(line.gap, line.gap_low, line.gap_high, line.pairs)
+        row.update({name: row.get(name, "") for name in here.values()})
+        row[here[line.preset]] = _gap(line.gap, line.gap_low, line.gap_high, line.pairs)
     return list(rows.values())
 
 
@@ -238,11 +241,71 @@ def _front(runs: pd.DataFrame) -> list[dict[str, object]]:
     ]
 
 
+def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each recipe of the confirm stage, the cheapest first: its gap on the seeds that choose, on those that
+    estimate and on all, and what it is worth against the row above."""
+    rows = rows_at_best_lr(runs[_is_of(runs, "language:10M-long")])
+    chances = front(rows).set_index("config_id")["p_front"]
+    lines = summarize(rows).set_index("config_id")
+    lines = lines[lines["gap"].notna() & lines["label"].ne("bf16")].sort_values("overhead")
+    ids, quantized = by_seed(rows, rows["gap"])
+    _, bf16 = by_seed(rows, rows["gap_bf16"])
+    at, half = {name: row for row, name in enumerate(ids)}, quantized.shape[1] // 2
+
+    def interval(values: np.ndarray) -> str:
+        line = paired_interval(values[None]).iloc[0]
+        return change_with_range(line["mean"], line["low"], line["high"])
+
+    seeds = sorted(rows["seed"].unique())
+    first, other = (", ".join(str(seed) for seed in part) for part in (seeds[:half], seeds[half:]))
+    out: list[dict[str, object]] = []
+    before = None
+    for name, line in lines.iterrows():
+        gaps = quantized[at[name]]
+        out.append(
+            {
+                "recipe": line["label"],
+                "time of a step": f"{line['overhead']:.2f}",
+                f"loss, seeds {first}": change(gaps[:half].mean()),
+                f"seeds {other}": change(gaps[half:].mean()),
+                "all four": interval(gaps),
+                "in BF16": interval(bf16[at[name]]),
+                "against the row above": "" if before is None else interval(gaps - before),
+                "chance of the front": f"{chances[name]:.2f}",
+            }
+        )
+        before = gaps
+    return out
+
+
+def _reducible(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for BF16, its loss above the text's entropy, and for each recipe of the confirm stage: its gap in that."""
+    lines = summarize(runs[runs["task"].eq("language")])
+    names = lines.loc[lines["preset"].eq("10M-long") & lines["label"].ne("bf16"), "config_id"]
+    found = lines[lines["config_id"].isin(names)].set_index(["config_id", "preset"])
+    rows: list[dict[str, object]] = []
+    for name in lines[lines["config_id"].isin(names)].sort_values("overhead")["config_id"].unique():
+        of = found.loc[name]
+        row: dict[str, object] = {"recipe": of["label"].iloc[-1]}
+        for preset in _by_size(of.index):
+            line = of.loc[preset]
+            row[preset] = change_with_range(*line[["gap_reducible", "gap_reducible_low", "gap_reducible_high"]])
+        rows.append(row)
+    above = runs[runs["task"].eq("language") & runs["is_baseline"].astype(bool)]
+    means = above["val_metric"].groupby(above["preset"].astype(str)).mean()
+    return [{"recipe": "BF16, nats a token", **{p: f"{means[p]:.4f}" for p in _by_size(means.index)}}, *rows]
+
+
+def _by_size(presets: Iterable[str]) -> list[str]:
+    """Presets by parameters, then by tokens: 10M before 10M-long."""
+    return sorted(presets, key=lambda preset: (float(preset.partition("M")[0]), preset))
+
+
 def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for each recipe of `halve.toml` and `quartet2-10M.toml` that two sizes have: its gap at each."""
     lines = summarize(runs[runs["task"].eq("language")])
     lines = lines[lines["config_id"].isin(_GROUPS) & lines["gap"].notna()]
-    sizes = sorted(lines["preset"].unique(), key=lambda preset: float(preset.rstrip("M")))
+    sizes = _by_size(lines["preset"].unique())
     found = lines.set_index(["config_id", "preset"])
     labels = lines.drop_duplicates("config_id").set_index("config_id")["label"]
     rows = []
@@ -267,7 +330,7 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
         ids, values = by_seed(part, part["gap"])
         gaps[preset] = pd.DataFrame(100 * values, index=ids)
     lines: list[dict[str, object]] = []
-    sizes = sorted(gaps, key=lambda preset: float(preset.rstrip("M")))
+    sizes = _by_size(gaps)
     for (small, large), group in itertools.product(itertools.combinations(sizes, 2), dict.fromkeys(_GROUPS.values())):
         both = [n for n, of in _GROUPS.items() if of == group and n in gaps[small].index and n in gaps[large].index]
         if len(both) < 3:
@@ -337,6 +400,8 @@ _OF_RUNS = {
     "agreement": _agreement,
     "fewer-seeds": _fewer_seeds,
     "published": _published,
+    "confirm": _confirm,
+    "reducible": _reducible,
     "sizes": _sizes,
     "order": _order,
     "extrapolated": _extrapolated,

@@ -1,5 +1,7 @@
 """An estimate is arithmetic on what the store knows of this kind of device, or on a short training."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import Space
+from fp4dse.dse import ConfigError, Space
 from fp4dse.results import open_store
 from fp4dse.sweeps import estimate as module
 from fp4dse.sweeps import plan_sweep, run_sweep
@@ -104,3 +106,19 @@ def test_an_estimate_says_before_it_trains(monkeypatch):
     said = []
     estimate(plan_sweep(SPACE, tasks=TASKS, seeds=[0], jobs=1), find_setting(TASKS, jobs=1), report=said.append)
     assert said == ["regression:quickstart: nothing is stored of it here; a few lanes are trained briefly"]
+
+
+def killed(_job):
+    """What a calibration is whose process the system ends for its memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_calibration_that_the_system_ends_is_tried_with_fewer_lanes_and_then_named(tmp_path, monkeypatch):
+    plan = plan_sweep(SPACE, tasks=TASKS, store=tmp_path / "none", jobs=1)
+    tried = []
+    begin = module._in_a_process
+    monkeypatch.setattr(module, "_measure", killed)
+    monkeypatch.setattr(module, "_in_a_process", lambda job: tried.append(len(job.lanes)) or begin(job))
+    with pytest.raises(ConfigError, match="quickstart.*ended a process that trained 1 lane, as it does"):
+        module.calibrate(plan.jobs[-1], 240)
+    assert tried == [6, 3, 1]

@@ -2,14 +2,18 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fp4dse.results import open_store
+from fp4dse.sweeps import find_space
+from fp4dse.sweeps.arguments import parse_tasks
 
 STAGES = Path(__file__).parents[2] / "docs" / "study" / "stages.py"
 FILE = """
@@ -60,20 +64,25 @@ def test_a_sweep_has_the_rates_that_were_tuned_before_it_and_nothing_is_trained_
 
 
 @pytest.mark.slow
-def test_the_rest_of_the_study_begins_with_the_rows_that_are_stored_and_chooses_what_it_confirms(tmp_path):
-    """rest.toml as it is, on presets that a CPU trains in a second."""
-    text = STAGES.with_name("rest.toml").read_text().replace("language:10M-long", "regression:quickstart")
-    text = text.replace("language:10M", "regression:smoke").replace('["10M", "10M-long"]', "[]")
-    steps = [line.strip() for line in text.splitlines() if line.strip().startswith('"sweep')]
-    store = f"store = {json.dumps(str(tmp_path / 'part' / 'chains' / '10M' / 'store'))}"
-    part = text.replace('store = "docs/study/store"', "").replace(steps[0], steps[0].replace("halve", "pairs-of-none"))
-    run_stages(tmp_path, part.replace("pairs-of-none", "quartet2-10M"), "part", "--wait", "300")
+def test_a_stage_begins_with_the_rows_that_are_stored_and_has_the_recipes_that_they_choose(tmp_path):
+    """Halve and confirm as they are, on presets that a CPU trains in a second."""
+    steps = tomllib.loads(STAGES.with_name("stages.toml").read_text())["chain"][1]["steps"]
+    confirm = next(step for step in steps if "--front-of" in step)
+    halve = next(step for step in steps if "halve.toml --task" in step)
+
+    def chain(*steps: str, store: Path | None = None) -> str:
+        text = "".join(f"    {json.dumps(step)},\n" for step in steps)
+        text = text.replace("language:10M-long", "regression:quickstart").replace("language:10M", "regression:smoke")
+        begins = f"store = {json.dumps(str(store))}\n" if store else ""
+        return f'[[chain]]\nname = "10M"\nworkers = 2\n{begins}steps = [\n{text}]\n'
+
+    run_stages(tmp_path, chain(halve.replace("halve", "quartet2-10M"), confirm), "part", "--wait", "300")
     log = (tmp_path / "part" / "10M.txt").read_text()
     assert "regression:smoke: 0 of 16 recipes have 3 seeds on one kind of machine" in log  # nothing from a part
-    run_stages(tmp_path, text.replace('store = "docs/study/store"', store), "whole", "--wait", "300")
+    before = tmp_path / "part" / "chains" / "10M" / "store"
+    run_stages(tmp_path, chain(halve, confirm, store=before), "whole", "--wait", "300")
     log = (tmp_path / "whole" / "10M.txt").read_text()
     assert "asked=51, stored=3, done=48" in log
-    assert "asked=27, stored=27, done=0" in log
     chosen = [line for line in log.splitlines() if line.startswith("chosen: ")]
     assert 2 <= len(chosen) <= 7
     assert any("nvfp4, weights nvfp4-2d" in line for line in chosen)
@@ -81,3 +90,17 @@ def test_the_rest_of_the_study_begins_with_the_rows_that_are_stored_and_chooses_
     confirmed = runs[runs["preset"].eq("quickstart")]
     assert set(confirmed["seed"]) == {20, 21, 22, 23}
     assert len(confirmed) == 4 * (len(chosen) + 1)
+
+
+@pytest.mark.parametrize("name", ["stages", "rest", "presets"])
+def test_what_the_files_of_stages_name_exists(name, monkeypatch):
+    """A step of a file is only read when its turn comes."""
+    monkeypatch.chdir(STAGES.parents[2])
+    file = tomllib.loads(STAGES.with_name(f"{name}.toml").read_text())
+    steps = [shlex.split(step) for chain in file["chain"] for step in chain["steps"]]
+    assert steps
+    assert all(step[0] in ("sweep", "tune") for step in steps)
+    for kind, what, *words in steps:
+        assert parse_tasks([what if kind == "tune" else words[words.index("--task") + 1]])
+        if kind == "sweep":
+            assert find_space(what).recipes()

@@ -315,3 +315,24 @@ def test_what_the_findings_say_is_repeated_is_so_by_the_t_interval_of_the_rows(p
     assert line.split(" | ")[3] == "helps"
     found = next(line for line in rest.splitlines() if line.startswith(f"| Q3 | {row} |"))
     assert "| confirmed | it helps on language:0.4M and on language:1M;" in found
+
+
+def test_steps_along_the_confirmed_front_are_told_where_the_findings_say_so():
+    """The confirm stage, recomputed from its rows: t intervals of four seeds."""
+    read = [("task", "==", "language"), ("preset", "==", "10M-long")]
+    rows = pd.read_parquet(STUDY / "store" / "parts", columns=["recipe_label", "seed", "val_loss"], filters=read)
+    loss = np.log(rows.pivot_table(index="seed", columns="recipe_label", values="val_loss", observed=True))
+    table = (STUDY / "findings.md").read_text().partition("<!-- confirm -->")[2].partition("<!-- end -->")[0]
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert loss.index.tolist() == [20, 21, 22, 23]
+    assert {line[0] for line in lines} == set(loss.columns) - {"bf16"}
+    told = {}
+    for before, line in zip([None, *lines], lines, strict=False):
+        gap = loss[line[0]] - loss["bf16"]
+        assert line[2:4] == [f"{100 * np.expm1(half.mean()):+.2f} %" for half in (gap.iloc[:2], gap.iloc[2:])]
+        assert line[4].startswith(f"{100 * np.expm1(gap.mean()):+.2f} % (")
+        if before:
+            step = loss[line[0]] - loss[before[0]]
+            told[line[0]] = step.mean() + 3.182 * step.std(ddof=1) / 2 < 0
+            assert line[6].startswith(f"{100 * np.expm1(step.mean()):+.2f} % (")
+    assert [told[name].item() for name in told] == [True, True, False, True, True]
