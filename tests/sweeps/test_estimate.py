@@ -119,6 +119,6 @@ def test_a_calibration_that_the_system_ends_is_tried_with_fewer_lanes_and_then_n
     begin = module._in_a_process
     monkeypatch.setattr(module, "_measure", killed)
     monkeypatch.setattr(module, "_in_a_process", lambda job: tried.append(len(job.lanes)) or begin(job))
-    with pytest.raises(ConfigError, match="quickstart.*ended a process that trained 1 lane, as it does"):
+    with pytest.raises(ConfigError, match=r"quickstart.*ended a process that trained 1 lane, as it does"):
         module.calibrate(plan.jobs[-1], 240)
     assert tried == [6, 3, 1]
