@@ -38,7 +38,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp4dse.dse import Recipe, Space
-    from fp4dse.sweeps.plan import Rates
 
 TREE = Path(__file__).resolve().parents[2]
 LEAST_S, STORING_S = 20.0, 25.0
@@ -190,8 +189,8 @@ def sweep(words: list[str]) -> None:
     sys.exit(result.exit_code)
 
 
-def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], Rates]:
-    """The recipes of a space that go on to the next stage by the plan's rule, and their rates at the preset.
+def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], list[float]]:
+    """The recipes of a space that go on to the next stage by the plan's rule, and the rate of all classes at the preset.
 
     Those on the front of the space's rows of the preset: the cheapest, the one of the lowest gap, and of those between
     at most four, the likeliest first; NVIDIA's recipe always. Nothing is chosen from a part: the program ends where a
@@ -219,7 +218,9 @@ def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], Rates
     for line in whole[whole["config_id"].isin(chosen)].itertuples():
         print(f"chosen: {line.label}, {100 * line.gap:+.2f} %, {line.overhead:.2f} of BF16's time", flush=True)
     facts = find_facts(task, name)
-    return [recipe for one, recipe in recipes.items() if one in chosen], lambda _, recipe: class_rates(facts, recipe)
+    left = [recipe for one, recipe in recipes.items() if one in chosen]
+    (rate,) = {class_rates(facts, recipe)[0] for recipe in [Recipe.named("bf16"), *left]}  # or a sweep for each class
+    return left, [rate]
 
 
 def run(command: list[str], log: IO[bytes], limit_s: float) -> int:
