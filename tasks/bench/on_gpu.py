@@ -128,7 +128,7 @@ def layers(device: str) -> list[Measure]:
 
 
 def images(device: str) -> list[Measure]:
-    """Convolutions and a diffusion transformer, 32 lanes beside one at a time in eager torch."""
+    """Models of images, a patch transformer and a UNet, 32 lanes beside one at a time in eager torch."""
 
     def gain(name: str) -> float:
         task = get_task(name, "small")
