@@ -25,7 +25,7 @@ from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton import unfused
 from fp4dse.kernels.quant.triton.features import features_of
 from fp4dse.tasks import TASKS, Lane, get_task, train
-from fp4dse.tasks.bench.speed import with_amax
+from fp4dse.tasks.bench.recipes import with_amax
 from fp4dse.tasks.engine import Population
 from tests.tasks.in_two import train_in_two
 

@@ -69,7 +69,8 @@ class Sizes(NamedTuple):
         return -(-3 * self.tokens * ranks * self.choices // (2 * self.experts * 128)) * 128
 
 
-GPU, CPU = Sizes(8192, 2048, 1408, 16), Sizes(32, 128, 128, 4)
+GPU, CPU = Sizes(8192, 2048, 1408, 16), Sizes(32, 256, 384, 4)
+"""No two numbers of either are the same: what takes one size for another fails with both."""
 
 
 class Row(NamedTuple):
@@ -193,8 +194,9 @@ def _rows(rank: int, ranks: int, device: str, sizes: Sizes) -> Iterator[Row]:
     layer = Layer(sizes, rank, ranks, device)
     own = gathered(chosen[:, here].contiguous())
     yield Row("choices of all ranks, gathered", int((own != chosen).sum()), "wrong")
-    part = _Part(layer, x[:, here].contiguous(), g[:, here].contiguous(), *layer.plan(own))
+    part = _Part(layer, x[:, here].clone(), g[:, here].clone(), *layer.plan(own))
     yield from _compared(part, x, g, chosen, device)
+    del x, g  # the other ranks' are no part of this one's memory
     yield from _ways(part, device)
     weights = sum(weight.nbytes for weight in layer.weights())
     yield Row("weights of a rank's experts", weights / 2**20, "MiB", f"{ranks} ranks: {ranks * weights / 2**20:.4g}")
@@ -233,14 +235,15 @@ def _compared(part: _Part, x: Tensor, g: Tensor, chosen: Tensor, device: str) ->
     alone = _Part(whole, x, g, plan, filled).step(Exchange(_stays, 0, EXACT), overlaps=False)
     here, count = slice(rank * sizes.tokens, (rank + 1) * sizes.tokens), sizes.experts // ranks
     mine = [n for n in range(2 * sizes.experts) if n % sizes.experts // count == rank]
-    wanted = alone[0][:, here], alone[1][:, here], torch.stack([alone[2 + n] for n in mine])
+    wanted = [alone[0][:, here]], [alone[1][:, here]], [alone[2 + n] for n in mine]
     for overlaps in (False, True):
         y, dx, *dw = part.step(Exchange(swap_over(), rank, EXACT), overlaps)
         names = "outputs", "gradients of tokens", "gradients of weights"
-        for name, a, b in zip(names, (y, dx, torch.stack(dw)), wanted, strict=True):
+        for name, found, right in zip(names, ([y], [dx], dw), wanted, strict=True):
             order = "meanwhile" if overlaps else "afterwards"
-            yield Row(f"{name}, shared expert {order}", int((a != b).sum()), "wrong", f"of {ranks * b.numel():,}")
-    del alone, wanted
+            wrong = sum(int((a != b).sum()) for a, b in zip(found, right, strict=True))
+            count_of_all = ranks * sum(b.numel() for b in right)
+            yield Row(f"{name}, shared expert {order}", wrong, "wrong", f"of {count_of_all:,}")
 
 
 def _ways(part: _Part, device: str) -> Iterator[Row]:
@@ -260,7 +263,7 @@ def _ways(part: _Part, device: str) -> Iterator[Row]:
         away = 2 * width * sum(n for other, n in enumerate(to) if other != rank)
         sent = exchange.sent[way]
         slower = f"{1e3 * sent / LINK:.3g} ms at {LINK / 1e9:.0f} GB/s, BF16 {1e3 * away / LINK:.3g}"
-        note = f"{sent / away:.4f} of BF16's; {slower}"
+        note = f"{sent / away:.4f} of BF16's; {slower}" if away else "there is one rank"
         yield Row(f"{way}: bytes to other ranks", sent, "bytes", note)
         message = packed_rows(rows, q)
         for name, sending in {q.label(): message, "bf16": packed_rows(rows, BF16)}.items():

@@ -9,9 +9,10 @@ import torch
 from fp4dse.dse import QUANTIZERS, SLOTS, ConfigError, Recipe
 from fp4dse.kernels import dispatch, quantize
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline, compiled, side_by_side, speed
+from fp4dse.tasks.bench import baseline, compiled, on_cpu, on_gpu, peers, side_by_side, speed
 from fp4dse.tasks.bench.in_time import WAYS, Found, Tried
-from fp4dse.tasks.bench.speed import Measure, Row, with_amax
+from fp4dse.tasks.bench.recipes import APART, with_amax
+from fp4dse.tasks.bench.row import Measure, Row, measured
 from fp4dse.tasks.engine.lane_counts import lanes_of
 from fp4dse.tasks.engine.population import Population, with_steps
 
@@ -38,15 +39,15 @@ def test_recipes_change_what_their_tensor_scales_follow_alone():
 
 
 def test_a_task_that_is_not_there_is_skipped_with_the_reason():
-    row = speed._row(Measure("what", "×", "≤ 2", lambda: get_task("poetry", "small").lr))
+    row = measured(Measure("what", "×", "≤ 2", lambda: get_task("poetry", "small").lr))
     assert row.value is None
     assert row.reached is None
     assert "found 'poetry'" in row.note
 
 
 def test_the_row_of_the_attention_core_says_which_path_was_taken(monkeypatch):
-    monkeypatch.setattr(speed, "step_us", lambda *_: 1.0)
-    rows = [measure.value() for measure in speed._by_layer("cpu") if "a core in" in measure.what]
+    monkeypatch.setattr(on_gpu, "step_us", lambda *_: 1.0)
+    rows = [measure.value() for measure in on_gpu.layers("cpu") if "a core in" in measure.what]
     assert len(rows) == 2
     assert all(value == 1.0 for value, _ in rows)
     assert all(
@@ -57,23 +58,23 @@ def test_the_row_of_the_attention_core_says_which_path_was_taken(monkeypatch):
         dispatch._REFUSED["attention_core"] = "q: found none; accepted: some"
         return 1.0
 
-    monkeypatch.setattr(speed, "step_us", refused)
-    (_, note), _ = (m.value() for m in speed._by_layer("cpu") if "a core in" in m.what)
+    monkeypatch.setattr(on_gpu, "step_us", refused)
+    (_, note), _ = (m.value() for m in on_gpu.layers("cpu") if "a core in" in m.what)
     assert note == "attention_core: computed by torch (q: found none; accepted: some)"
     dispatch.refusals()
 
 
 def test_rows_come_as_they_are_measured_and_only_those_that_are_asked_for(monkeypatch):
-    measured = []
+    asked = []
 
     def measure(name):
-        return Measure(name, "s", "", lambda: measured.append(name) or 1.0)
+        return Measure(name, "s", "", lambda: asked.append(name) or 1.0)
 
-    monkeypatch.setattr(speed, "_on_cpu", lambda: [measure(name) for name in ("wide MLP", "decoder", "narrow MLP")])
+    monkeypatch.setattr(on_cpu, "mlps", lambda: [measure(name) for name in ("wide MLP", "decoder", "narrow MLP")])
     rows = speed.bench("cpu", ["mlp"])
-    assert measured == []
+    assert asked == []
     assert next(rows).what == "wide MLP"
-    assert measured == ["wide MLP"]
+    assert asked == ["wide MLP"]
     assert [row.what for row in rows] == ["narrow MLP"]
     with pytest.raises(ConfigError, match="--only: found 'poetry'; accepted: a part of one of wide MLP; decoder"):
         speed.bench("cpu", ["poetry"])
@@ -122,9 +123,9 @@ def test_a_peer_that_did_not_compile_in_time_costs_its_rows_alone_and_once(monke
         slow = work.args[0][0] == "language"
         return Found((Tried("as it comes", None if slow else 640.0, 240.0, "not compiled in 240 s" if slow else ""),))
 
-    monkeypatch.setattr(speed, "least_us", least_us)
-    monkeypatch.setattr(speed, "step_us", lambda *_: 320.0)
-    rows = {row.what: row for row in map(speed._row, speed._against_compiled("cuda"))}
+    monkeypatch.setattr(peers, "least_us", least_us)
+    monkeypatch.setattr(peers, "step_us", lambda *_: 320.0)
+    rows = {row.what: row for row in map(measured, peers.against_compiled("cuda"))}
     mlp = rows["regression:mlp, bf16, L = 64, against equal lanes by torch.compile"]
     assert mlp.value == 2.0
     assert mlp.note == "µs a lane and step: 10.0 compiled, 5.0 ours; all lanes as it comes 640 µs after 240 s"
@@ -178,14 +179,14 @@ def test_the_row_of_fp8_units_times_them(monkeypatch):
         asked.append((task.preset, recipe.label()))
         return 2000.0 if recipe.gemm == "fp8-exact" else 1000.0
 
-    monkeypatch.setattr(speed, "step_us", step_us)
-    (row,) = (row for row in speed._decoders("cuda") if "FP8 units" in row.what)
+    monkeypatch.setattr(on_gpu, "step_us", step_us)
+    (row,) = (row for row in on_gpu.decoders("cuda") if "FP8 units" in row.what)
     assert row.value() == (2.0, "ms a step: 2.0, bf16 1.0")
     assert {preset for preset, _ in asked} == {"350M+bf16"}
 
 
 def test_recipes_that_train_apart_cannot_train_together():
-    assert len({Recipe.named(name).signature() for name in speed.APART}) == len(speed.APART) == 10
+    assert len({Recipe.named(name).signature() for name in APART}) == len(APART) == 10
 
 
 @pytest.mark.slow

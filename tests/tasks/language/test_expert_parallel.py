@@ -13,7 +13,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.experts import expert_products, group_layers
 from fp4dse.tasks.bench import exchange
-from fp4dse.tasks.bench.exchange import CPU, Layer, bench, spawn
+from fp4dse.tasks.bench.exchange import CPU, GPU, Layer, bench, spawn
 from fp4dse.tasks.language.expert_parallel import (
     Exchange,
     Formats,
@@ -211,6 +211,20 @@ def test_two_processes_have_the_bits_of_one(device):
     link = notes["forward dispatch"].split()
     assert 0 < float(link[3]) < float(link[-1])  # milliseconds of this format and of BF16, not rounded to 0
     assert float(rows["weights of a rank's experts"].note.split()[-1]) > 0
+
+
+@pytest.mark.parametrize("sizes", [CPU, GPU], ids=["cpu", "gpu"])
+def test_no_two_sizes_of_the_bench_are_the_same(sizes):
+    """So that what takes one for another fails on a CPU, too."""
+    numbers = [*sizes, sizes.room(2), 2 * sizes.tokens]
+    assert len({*numbers}) == len(numbers)
+
+
+def test_one_process_has_all_rows_and_sends_nothing():
+    rows = {row.what: row for row in bench("cpu", 1, CPU)}
+    assert [row.value for row in rows.values() if row.unit == "wrong"] == [0] * 7
+    assert {row.value for row in rows.values() if row.unit == "bytes"} == {0}
+    assert "peak memory of a step, shared expert meanwhile" in rows
 
 
 def test_rows_of_the_bench_come_while_others_are_measured_and_no_process_is_left_behind(monkeypatch):

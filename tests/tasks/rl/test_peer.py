@@ -8,7 +8,7 @@ from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench.compiled_rl import RolloutPeer, grpo
-from fp4dse.tasks.bench.speed import rollout_alone_us
+from fp4dse.tasks.bench.step_time import rollout_alone_us
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.lane_counts import lanes_of
