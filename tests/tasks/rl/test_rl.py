@@ -104,6 +104,16 @@ def test_training_goes_on_from_a_checkpoint_between_two_minibatches(tmp_path):
     assert train(task, LANES[:2], checkpoint=tmp_path / "c.pt").lanes == whole
 
 
+def test_a_shorter_training_is_the_beginning_of_a_longer_one(trained):
+    """So a curve says where fewer rollouts end. (Not with noise on the parameters, which falls until the end.)"""
+    few = train(replace(SMOKE, steps=16), LANES[:2], record=True).lanes
+    for short, long in zip(few, trained[:2], strict=True):
+        assert len(short.recorded["step"]) > 4
+        at = [long.recorded["step"].index(step) for step in short.recorded["step"]]
+        for name, values in short.recorded.items():
+            assert values == [long.recorded[name][i] for i in at], name
+
+
 def test_a_lane_goes_on_alone_between_two_minibatches():
     task = replace(SMOKE, steps=4)
     plain = train(task, LANES[1:]).lanes
