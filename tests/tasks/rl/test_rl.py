@@ -297,6 +297,10 @@ MISTAKES = {
     "half": ({"rollout": {"x": "bf16"}}, r"training.rollout.w: found nothing"),
     "eden": ({"rollout": "ms-eden"}, r"training.rollout.x: found .*; accepted: quantizers without MS-EDEN"),
     "held": ({"rollout": {"x": {"like": "nvfp4", "tensor_scale": "held"}, "w": "nvfp4"}}, r"training.rollout.x: found"),
+    "stages": (
+        {"noise": {"kind": "noise", "stages": 1}},
+        r"training.noise.stages: found 1; accepted: 0, or .* from 2 on",
+    ),
     "kl": ({"kl": -1}, r"training.kl: found -1; accepted: task, a number from 0"),
     "tis": ({"tis": 0}, r"training.tis: found 0; accepted: task, a number above 0"),
 }
