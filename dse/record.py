@@ -137,12 +137,13 @@ def part_types(type_: typing.Any) -> list[type[Part]]:
 
 class Takes(NamedTuple):
     """The values that a type takes: instances of `classes`, `literals` with their types, finite numbers above `above`
-    or from `least` on, whole numbers from `whole` on."""
+    or from `least` on, up to `most`, whole numbers from `whole` on."""
 
     classes: frozenset[type]
     literals: frozenset[tuple[type, object]]
     above: float | None = None
     least: float | None = None
+    most: float | None = None
     whole: int | None = None
 
     def fits(self, value: typing.Any) -> bool:
@@ -152,7 +153,7 @@ class Takes(NamedTuple):
             return True
         if t is int and self.whole is not None:
             return bool(value >= self.whole)
-        if t not in (int, float) or not math.isfinite(value):
+        if t not in (int, float) or not math.isfinite(value) or (self.most is not None and value > self.most):
             return False
         return bool((self.above is not None and value > self.above) or (self.least is not None and value >= self.least))
 
@@ -165,7 +166,8 @@ class Takes(NamedTuple):
 def takes(type_: typing.Any) -> Takes:
     """The values that a field of `type_` takes.
 
-    Numbers are written as Annotated[float, Meta(gt=…)] or Meta(ge=…), whole ones as Annotated[int, Meta(ge=…)].
+    Numbers are written as Annotated[float, Meta(gt=…)] or Meta(ge=…), either with le=…, whole ones as Annotated[int,
+    Meta(ge=…)].
     """
     classes, literals, numbers = set(), set(), {}
     for option in options(type_):
@@ -173,7 +175,8 @@ def takes(type_: typing.Any) -> Takes:
             literals |= {(type(v), v) for v in typing.get_args(option)}
         elif typing.get_origin(option) is typing.Annotated:
             meta = option.__metadata__[0]
-            numbers = {"whole": meta.ge} if option.__origin__ is int else {"above": meta.gt, "least": meta.ge}
+            of_float = {"above": meta.gt, "least": meta.ge, "most": meta.le}
+            numbers = {"whole": meta.ge} if option.__origin__ is int else of_float
         else:
             classes.add(typing.get_origin(option) or option)
     return Takes(frozenset(classes), frozenset(literals), **numbers)
@@ -192,7 +195,9 @@ def accepted(type_: typing.Any) -> str:
             words += [str(v) for v in typing.get_args(option)]
         elif typing.get_origin(option) is typing.Annotated:
             meta, what = option.__metadata__[0], "a whole number" if option.__origin__ is int else "a number"
-            words.append(f"{what} above {meta.gt}" if meta.gt is not None else f"{what} from {meta.ge} on")
+            from_ = f"{what} above {meta.gt}" if meta.gt is not None else f"{what} from {meta.ge}"
+            on = "" if meta.gt is not None else " on"
+            words.append(from_ + (on if meta.le is None else f" to {meta.le}"))
         elif option is type(None):
             words.append("none")
         elif isinstance(option, type) and issubclass(option, Part):

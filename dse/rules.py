@@ -305,6 +305,13 @@ def _rollout(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _noise(r: Recipe) -> ConfigError | None:
+    """The first of its stages is without noise, so one is none."""
+    if r.training.noise is None or r.training.noise.stages != 1:
+        return None
+    return ConfigError("training.noise.stages", 1, "0, or a whole number from 2 on (there is no noise in the first)")
+
+
 def _inject(r: Recipe) -> ConfigError | None:
     """Errors are added to weights that nothing else rounds, so that no other is there."""
     if (inject := r.training.inject) is None:
@@ -392,6 +399,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "distill": ((("training",),), _distill),
     "trains": ((), _trains),
     "rollout": ((("training",),), _rollout),
+    "noise": ((("training",),), _noise),
     "inject": ((), _inject),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.

@@ -64,7 +64,7 @@ class Muon(Part, frozen=True, tag_field="kind", tag="muon"):
     gain      a further factor of the update: the learning rate of these weights over that of all else
     """
 
-    momentum: Share = 0.95
+    momentum: NotNegative = 0.95
     nesterov: bool = True
     scale: Literal["match-rms", "original"] = "match-rms"
     gain: Positive = 1.0

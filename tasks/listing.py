@@ -52,8 +52,7 @@ NOTES = {
     "rl:medium": _CEILING,
     "rl:edits-small": _CEILING,
     "rl:carries-small": _CEILING,
-    "rl:walks-long-small": _UNTUNED,
-    "rl:walks-long-medium": _UNTUNED,
+    "rl:walks-medium": _UNTUNED,
 }
 """Remarks on presets whose results need care."""
 

@@ -18,5 +18,6 @@ def check_distill(recipe: Recipe, task: TaskFacts | Task) -> None:
     found = {"distill": distill_name(training.distill), "coreset": coreset_name(training.coreset)}
     for field, name in found.items():
         if name != "none" and not task.has_teacher:
-            accepted = f"none with {task.name}:{task.preset}, which starts from no trained model with logits"
+            why = "learns from samples of its own" if task.rolls_out else "starts from no trained model with logits"
+            accepted = f"none with {task.name}:{task.preset}, which {why}"
             raise ConfigError(f"training.{field}", name, accepted)

@@ -5,7 +5,7 @@
 #   bash docs/study/after-training.sh train SECONDS OUT ...  there: trains WHICH:WORKERS ..., and packs the results to OUT
 #   tar -xzf OUT/WHICH.tgz -C runs/after/WHICH               here: then `jobs WHICH` again
 #
-# WHICH: fixes, three, same, long-rate, same-long, inject, kl, replay, finetune, coreset. Another machine needs torch, triton, numpy and msgspec. Base policies and base models of
+# WHICH: fixes, three, same, walks-rate, same-walks, inject, kl, replay, finetune, coreset. Another machine needs torch, triton, numpy and msgspec. Base policies and base models of
 # each seed are made there once, before the jobs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -18,12 +18,12 @@ jobs)
     inject) what=(rl-inject --task rl:small --seeds 8 --record) rates=2.4e-4 lanes=16 ;;
     kl) what=(rl-kl --task rl:small-500 --seeds 3 --record) rates=2.4e-4 lanes=12 ;;
     replay) what=(rl-replay --task rl:moe-small --seeds 3 --record) rates=1.2e-4,2.4e-4 lanes=12 ;;
-    long-rate) what=(bf16 -a training.rollout=trainer,mxfp4-rceil --task rl:walks-long-small --seeds 3 --record) rates=1.2e-4,2.4e-4,4.8e-4 lanes=9 ;;
-    same-long) what=(docs/study/rl-same.toml --task rl:walks-long-small --task rl:walks-long-medium --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
+    walks-rate) what=(bf16 -a training.rollout=trainer,mxfp4-rceil --task rl:walks-small --task rl:walks-medium --seeds 3 --record) rates=1.2e-4,2.4e-4,4.8e-4 lanes=9 ;;
+    same-walks) what=(docs/study/rl-same.toml --task rl:walks-small --task rl:walks-medium --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
     same) what=(docs/study/rl-same.toml --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random -a training.trains=all,none --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
-    *) echo "WHICH: found '$which'; accepted: fixes, three, same, long-rate, same-long, inject, kl, replay, finetune, coreset" >&2 && exit 2 ;;
+    *) echo "WHICH: found '$which'; accepted: fixes, three, same, walks-rate, same-walks, inject, kl, replay, finetune, coreset" >&2 && exit 2 ;;
     esac
     .venv/bin/fp4dse sweep "${what[@]}" --lr "${3:-$rates}" --device cuda --executor folder \
         --option at="runs/after/$which" --option lanes="$lanes" --store "runs/after/store-$which"

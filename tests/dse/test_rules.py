@@ -12,6 +12,7 @@ from fp4dse.dse.channels import Corrected, Held
 from fp4dse.dse.inject import INJECT_NAMES
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.layers.rule import LayerRule
+from fp4dse.dse.noise import Noise
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.quantizer_rules import QUANTIZER_RULES
 from fp4dse.dse.rollout import Rollout
@@ -81,6 +82,7 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(factors, layers=(mlp,)))
     named.append(msgspec.structs.replace(factors, wgrad=msgspec.structs.replace(factors.wgrad, x=factors.fprop.w)))
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(inject=INJECT_NAMES["scale"])))
+    named.append(msgspec.structs.replace(Recipe.named("bf16"), training=Training(noise=Noise(stages=1))))
     scaled = msgspec.structs.replace(QUANTIZERS["mxfp4"], outliers=OUTLIER_NAMES["scales"])
     bf16, scales = Recipe.named("bf16"), Training(trains="learned")
     of_scales = msgspec.structs.replace(bf16.fprop, w=scaled)

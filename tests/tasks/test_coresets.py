@@ -129,3 +129,5 @@ def test_it_is_a_word_of_recipes():
 def test_tasks_without_a_teacher_refuse_it():
     with pytest.raises(ConfigError, match=r"training\.coreset: found 'random'; accepted: none with regression"):
         train(get_task("regression", "smoke"), [lane(RANDOM)])
+    with pytest.raises(ConfigError, match=r"none with rl:smoke, which learns from samples of its own"):
+        train(get_task("rl", "smoke"), [lane(RANDOM)])

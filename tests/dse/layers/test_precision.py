@@ -115,6 +115,11 @@ MISTAKES = {
     "no share": ({"finish": {"share": 0}}, r"finish.share: found 0; accepted: a number above 0"),
     "half a block": ({"precise": {"first": 1.5}}, r"precise.first: found 1.5; accepted: a whole number of blocks"),
     "below zero": ({"precise": {"last": -1}}, r"precise.last: found -1; accepted: a number from 0 on"),
+    "coreset": ({"training": {"coreset": {"share": 1.5}}}, r"coreset.share: found 1.5; accepted: a number from 0 to 1"),
+    "warm-up": (
+        {"training": {"schedule": {"kind": "cosine", "warmup": 2}}},
+        r"schedule.warmup: found 2; .* from 0 to 1",
+    ),
     "beta": ({"training": {"beta1": 1.0}}, r"training.beta1: found 1.0; accepted: a number below 1"),
     "reset": (
         {"training": {"optimizer": {"kind": "stable-spam", "reset": 0}}},

@@ -104,6 +104,16 @@ def test_training_goes_on_from_a_checkpoint_between_two_minibatches(tmp_path):
     assert train(task, LANES[:2], checkpoint=tmp_path / "c.pt").lanes == whole
 
 
+def test_a_shorter_training_is_the_beginning_of_a_longer_one(trained):
+    """So a curve says where fewer rollouts end. (Not with noise on the parameters, which falls until the end.)"""
+    few = train(replace(SMOKE, steps=16), LANES[:2], record=True).lanes
+    for short, long in zip(few, trained[:2], strict=True):
+        assert len(short.recorded["step"]) > 4
+        at = [long.recorded["step"].index(step) for step in short.recorded["step"]]
+        for name, values in short.recorded.items():
+            assert values == [long.recorded[name][i] for i in at], name
+
+
 def test_a_lane_goes_on_alone_between_two_minibatches():
     task = replace(SMOKE, steps=4)
     plain = train(task, LANES[1:]).lanes
@@ -287,6 +297,10 @@ MISTAKES = {
     "half": ({"rollout": {"x": "bf16"}}, r"training.rollout.w: found nothing"),
     "eden": ({"rollout": "ms-eden"}, r"training.rollout.x: found .*; accepted: quantizers without MS-EDEN"),
     "held": ({"rollout": {"x": {"like": "nvfp4", "tensor_scale": "held"}, "w": "nvfp4"}}, r"training.rollout.x: found"),
+    "stages": (
+        {"noise": {"kind": "noise", "stages": 1}},
+        r"training.noise.stages: found 1; accepted: 0, or .* from 2 on",
+    ),
     "kl": ({"kl": -1}, r"training.kl: found -1; accepted: task, a number from 0"),
     "tis": ({"tis": 0}, r"training.tis: found 0; accepted: task, a number above 0"),
 }
