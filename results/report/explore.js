@@ -213,7 +213,8 @@ const bars = (points, colour) => ({type: "data", color: colour, thickness: 1.2, 
   arrayminus: points.map(p => C.gap[p.i] - C.gap_low[p.i] || 0)});
 
 // Names of the front's members: below and to the left of the front there is nothing else, so they stand there, where
-// they neither lie on a disc nor on each other; one that has no place is left out, its number stands in the table.
+// they neither lie on a disc nor on each other, after the numbers of their discs; one that has no place is left out, its
+// number stands in the table.
 const SIZE = 12, MOST_NAMES = 10;
 const nameplates = (steps, range, bottom, top) => {
   const width = Math.max(plot.clientWidth - 90, 200), height = HEIGHT - 95;
@@ -222,7 +223,8 @@ const nameplates = (steps, range, bottom, top) => {
   const free = box => box[0] >= -6 && box[2] <= width + 4 && box[1] >= 0 && box[3] <= height
     && boxes.every(o => box[0] >= o[2] || box[2] <= o[0] || box[1] >= o[3] || box[3] <= o[1]);
   for (const p of steps.slice(0, MOST_NAMES)) {
-    const words = called(p.i).split(", "), text = words.length > 2 ? `${words.slice(0, 2).join(", ")} …` : words.join(", ");
+    const words = called(p.i).split(", "), few = words.length > 2 ? `${words.slice(0, 2).join(", ")} …` : words.join(", ");
+    const text = `${p.number}: ${few}`;
     const wide = 6.6 * text.length + 8, x = px(p.x), y = py(p.y);
     const tries = [["right", -13, 12], ["left", 13, 12], ["right", -13, 30], ["left", 13, 30], ["right", -13, 48],
       ["left", 13, -14], ["right", -13, -14], ["left", 13, 48]];
@@ -290,7 +292,7 @@ const figure = () => {
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--muted)", activecolor: "var(--accent)"},
     xaxis: {...line, title: {text: `${axis.title} (← cheaper)`, font: {size: 13}}, range, ...(axis.name === "points" ? {dtick: 1} : {})},
     yaxis: {...line, title: {text: `${noun()} against BF16 (↓ better)`, font: {size: 13}}, range: [low, top], tickvals, ticktext},
-    annotations: [...nothing, ...nameplates(steps.filter((_, n) => numbers[n]), range, low, top), {text: base,
+    annotations: [...nothing, ...nameplates(steps.map((p, n) => ({...p, number: numbers[n]})).filter(p => p.number), range, low, top), {text: base,
       showarrow: false, xref: "paper", x: 1, xanchor: "right", y: Math.max(0, low), yanchor: "bottom",
       font: {color: "var(--muted)", size: 12}}],
     legend: {orientation: "h", y: -0.16, yanchor: "top", font: {size: 12}, traceorder: "reversed"}};
