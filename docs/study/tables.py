@@ -279,9 +279,9 @@ def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _reducible(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for BF16, its loss above the text's entropy, and for each recipe of the confirm stage: its gap in that."""
+    """A row for BF16, its loss above the text's entropy, and for each recipe trained at 10M: its gap in that."""
     lines = summarize(runs[runs["task"].eq("language")])
-    names = lines.loc[lines["preset"].eq("10M-long") & lines["label"].ne("bf16"), "config_id"]
+    names = lines.loc[lines["preset"].eq("10M") & lines["label"].ne("bf16"), "config_id"]
     found = lines[lines["config_id"].isin(names)].set_index(["config_id", "preset"])
     rows: list[dict[str, object]] = []
     for name in lines[lines["config_id"].isin(names)].sort_values("overhead")["config_id"].unique():
