@@ -190,7 +190,7 @@ def sweep(words: list[str]) -> None:
 
 
 def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], list[float]]:
-    """The recipes of a space that go on to the next stage by the plan's rule, and the rate of all classes at the preset.
+    """The recipes of a space that go on to the next stage by the plan's rule, and the one rate of all classes there.
 
     Those on the front of the space's rows of the preset: the cheapest, the one of the lowest gap, and of those between
     at most four, the likeliest first; NVIDIA's recipe always. Nothing is chosen from a part: the program ends where a
