@@ -8,8 +8,8 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.estimator import DGE, Estimator, PowerLaw, Sigmoid, Spline, Through, Trust
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, FP32
 from fp4dse.kernels import LaneNumerics, backend, lane_sum, lanes, quantize, silu
 from fp4dse.kernels.gemm import GEMMS

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import product_format
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 from tests.each import each
