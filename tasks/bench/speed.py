@@ -28,9 +28,9 @@ from fp4dse.tasks.bench import baseline, compiled, compiled_rl, side_by_side
 from fp4dse.tasks.bench.in_time import Found, NotInTime, least_us
 from fp4dse.tasks.catalogue import BF16 as BETWEEN
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds, wait_for
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.regression import teacher_task
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.task import Task, with_steps
 from fp4dse.tasks.threads import torch_threads
 
 WARM_UP, LEAST_S = 52, 0.3
