@@ -144,6 +144,11 @@ def test_equivalent_spellings_have_one_id():
     assert replace(noisy, wgrad=replace(noisy.wgrad, rotation=Hadamard(size=16))).config_id == bf16.config_id
 
 
+def test_the_shipped_bf16_is_what_recipes_are_compared_with():
+    """The baseline is made in code, so that it needs no file."""
+    assert Recipe.named("bf16") == Recipe.named("nvfp4").baseline()
+
+
 def test_a_rotation_counts_where_one_operand_is_quantized():
     half = Recipe.named("bf16")
     half = replace(half, wgrad=Wgrad(g=QUANTIZERS["nvfp4"], x=QUANTIZERS["bf16"]))
