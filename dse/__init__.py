@@ -5,7 +5,8 @@ from fp4dse.dse.errors import ConfigError, StoreError
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.reading.library import load_recipe, recipe_files, recipe_from_dict, recipe_to_dict, recipe_to_toml
-from fp4dse.dse.recipe import Recipe, Signature
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.recipe.signature import Signature
 from fp4dse.dse.space.space import Space
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard
 

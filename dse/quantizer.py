@@ -1,6 +1,6 @@
 """A quantizer: everything done to one operand, as immutable data.
 
-What cannot be combined at all is unwritable; what makes no sense together breaks a rule of `quantizer_rules.py`. Every
+What cannot be combined at all is unwritable; what makes no sense together breaks a rule of `rules/quantizers.py`. Every
 part and every quantizer may also be written by name, in TOML as well as in Python (`SCALE_NAMES`, `ROUNDING_NAMES`, …).
 """
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fp4dse.dse import Hadamard, Quantizer, Recipe
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Nearest, Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import E8M0, SCALE_NAMES
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.quant.backend import PLAIN, backend

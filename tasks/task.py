@@ -166,3 +166,8 @@ class Task(msgspec.Struct, frozen=True):
     def contents(self) -> str | None:
         """Packages and versions that the data were made of; None where the task's name and path say it."""
         return self.contents_of() if self.contents_of else None
+
+
+def with_steps(task: Task, steps: int) -> Task:
+    """The task, shortened or lengthened."""
+    return msgspec.structs.replace(task, steps=steps)

@@ -15,8 +15,8 @@ import msgspec
 import torch
 
 from fp4dse.dse import QUANTIZERS, Space, recipe_files
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.kernels import quantize
 from fp4dse.kernels.vectors import with_whole_tiles
 from fp4dse.results.store.schema import ROW

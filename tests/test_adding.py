@@ -136,7 +136,7 @@ ADDED: dict[str, Edits] = {
     },
     "codec": {
         "dse/quantizer.py": [('scaling: Literal["amax"', ', "second"')],
-        "dse/quantizer_rules.py": [
+        "dse/rules/quantizers.py": [
             ("REQUIRES: dict[str, tuple[Requirement, ...]] = {\n", '    "second": (_BLOCKS, _NO_ADAPTION),\n')
         ],
         "dse/cost/work.py": [("SCALING: dict[str, Work] = {\n", '    "second": Work(vector=1),\n')],

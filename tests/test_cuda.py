@@ -8,8 +8,8 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.estimator import DGE, Estimator, PowerLaw, Sigmoid, Spline, Through, Trust
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, FP32
 from fp4dse.kernels import LaneNumerics, backend, lane_sum, lanes, quantize, silu
 from fp4dse.kernels.gemm import GEMMS
@@ -261,7 +261,7 @@ def test_a_captured_step_trains_as_an_eager_one(task, between, names, monkeypatc
     task = msgspec.structs.replace(get_task(task, f"smoke{between}"), steps=25)
     lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1)]
     captured = train(task, lanes, "cuda")
-    monkeypatch.setattr("fp4dse.tasks.engine.population.EAGER_STEPS", 1000)
+    monkeypatch.setattr("fp4dse.tasks.engine.graphs.EAGER_STEPS", 1000)
     eager = train(task, lanes, "cuda")
     assert not any("graph" in reason for reason in captured.fallbacks), captured.fallbacks
     assert captured.lanes == eager.lanes
@@ -272,7 +272,7 @@ def test_steps_that_give_back_their_memory_are_captured_again(monkeypatch):
     task = msgspec.structs.replace(get_task("vision", "smoke"), steps=25)
     lanes = [Lane(Recipe.named("nvidia-nvfp4-finish"), task.lr, seed) for seed in (0, 1)]
     usual = train(task, lanes, "cuda", record=True)
-    monkeypatch.setattr("fp4dse.tasks.engine.population.is_crowded", lambda device: True)
+    monkeypatch.setattr("fp4dse.tasks.engine.graphs.is_crowded", lambda device: True)
     monkeypatch.setattr("fp4dse.tasks.engine.evaluation.is_tight", lambda population: True)
     crowded = train(task, lanes, "cuda", record=True)
     assert not any("graph" in reason for reason in crowded.fallbacks), crowded.fallbacks
@@ -460,7 +460,7 @@ def test_a_captured_step_does_not_wait_for_the_device():
     population = Population(task, lanes, "cuda")
     for step in range(160):  # both phases are captured
         population.train_step(step)
-    assert len(population.graphs) == 2, population.fallbacks
+    assert len(population.graphs.captured) == 2, population.fallbacks
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mode is a prototype
         try:

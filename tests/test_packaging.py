@@ -477,9 +477,9 @@ _HELPER = "of a kernel: what Triton hands on are numbers and tiles, which it kno
 WITH_MORE = {
     "sweeps/sweep.py:run_sweep": "a public entry point: its arguments are the documented ones",
     "sweeps/searching/search.py:run_search": "a public entry point: its arguments, and `run_sweep`'s",
-    "commands/train.py:sweep": "a command: each parameter is an option of it",
-    "commands/train.py:search": "a command: each parameter is an option of it",
-    "commands/train.py:confirm": "a command: each parameter is an option of it",
+    "commands/sweep.py:sweep": "a command: each parameter is an option of it",
+    "commands/search.py:search": "a command: each parameter is an option of it",
+    "commands/sweep.py:confirm": "a command: each parameter is an option of it",
     "commands/layers.py:sensitivity": "a command: each parameter is an option of it",
     "commands/diagnosis.py:diagnose": "a command: each parameter is an option of it",
     "commands/weights.py:fit": "a command: each parameter is an option of it",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
 from fp4dse.dse.quantizer import tile
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Stochastic, samples_of
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.rotation import rotate, rotate_back, signs_of
 from fp4dse.kernels.quant.descriptor import descriptor

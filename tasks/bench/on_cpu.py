@@ -12,9 +12,9 @@ from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.bench import baseline
 from fp4dse.tasks.bench.row import Measure
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, step_seconds
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.regression import teacher_task
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.task import Task, with_steps
 from fp4dse.tasks.threads import torch_threads
 
 

@@ -15,7 +15,8 @@ from fp4dse.tasks.bench.row import Measure
 from fp4dse.tasks.bench.step_time import LEAST_S, WARM_UP, step_us
 from fp4dse.tasks.catalogue import BF16 as BETWEEN
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.task import with_steps
 
 
 def mlp(device: str) -> list[Measure]:

@@ -24,7 +24,8 @@ from fp4dse.dse.program.leash import die_with
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.tasks import get_task
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, reset_peak, wait_for
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.task import with_steps
 from fp4dse.tasks.threads import torch_threads
 
 LEAST_S, WARM_UP, LIMIT_S = 10.0, 52, 900.0

@@ -6,8 +6,8 @@ import time
 
 from fp4dse.dse import Recipe
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, step_seconds, wait_for
-from fp4dse.tasks.engine.population import Population, with_steps
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.task import Task, with_steps
 
 WARM_UP, LEAST_S = 52, 0.3
 """Steps after which held maxima were taken twice, so that both kinds of steps are captured, and seconds of a timing."""

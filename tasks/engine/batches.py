@@ -50,3 +50,8 @@ class Batches:
             draws = random32(seed, STREAMS["order"], epoch, 0, self.n)[0]
             permutation = torch.argsort(draws, stable=True)[: self.per_epoch * self.batch]
             rows[:, i] = permutation.view(self.per_epoch, self.batch)
+
+
+def gather_samples(data: Tensor, rows: Tensor) -> Tensor:
+    """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
+    return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])

@@ -82,7 +82,7 @@ def rehearse(population: Population) -> None:
 def is_tight(population: Population) -> bool:
     """True if a pass might not fit into a GPU's memory, assuming it takes as much for a sample as training does."""
     p = population
-    if p.stream is None:
+    if p.graphs is None:
         return False
     rows = p.task.eval_rows * p.optimizer.accumulate / p.task.batch
     return torch.cuda.max_memory_reserved(p.device) * (1 + rows) > total_memory(p.device)

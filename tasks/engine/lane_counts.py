@@ -20,9 +20,9 @@ import torch
 from fp4dse.dse import Recipe
 from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.engine.evaluation import evaluate
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import Lane
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.task import Task, with_steps
 
 PAIR = (2, 4)
 """Lanes of the first two populations that are measured …"""
@@ -147,7 +147,7 @@ def step_seconds(
             done += 1
         wait_for(population.device)
         times.append(clock() - begin)
-    on_gpu = population.stream is not None
+    on_gpu = population.graphs is not None
     return (sum(times) / len(times) if on_gpu else min(times)) / steps
 
 

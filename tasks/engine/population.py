@@ -1,15 +1,13 @@
-"""The tensors of running lanes and the step that changes them, on a GPU captured as CUDA graphs."""
+"""The tensors of running lanes, and the step that changes them."""
 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -19,10 +17,10 @@ from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.kernels.ops.max_abs import max_abs
 from fp4dse.tasks.backward import backward
-from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.batches import Batches, gather_samples
 from fp4dse.tasks.engine.coresets import Coresets
+from fp4dse.tasks.engine.graphs import Graphs
 from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.engine.recorder import Recorder, measure, recorded_steps
@@ -38,16 +36,9 @@ from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
 
-EAGER_STEPS = 3
-"""Steps that run eagerly before one is captured: they compile kernels and create the state that is kept between
-steps."""
-
 
 class Population:
     """One or more lanes of one task, trained in lock-step. `state` is all that a lane's further training depends on.
-
-    A phase is a kind of step with its own sequence of kernels, and so its own CUDA graph: steps that measure tensor
-    maxima anew, steps that use the held ones, and both again during a recipe's finish.
 
     record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see LossRecord.
     """
@@ -122,9 +113,7 @@ class Population:
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         captures = torch.device(device).type == "cuda" and not task.one_by_one  # what others wrote may not be captured
-        self.stream = torch.cuda.Stream(device) if captures else None
-        self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        self.warm: Counter[Hashable] = Counter()
+        self.graphs = Graphs(device) if captures else None
 
     def _coresets(self, wanted: Sequence[Coreset | None]) -> Coresets:
         """The coresets of the lanes, chosen beside a teacher of their own, so that no other lane has one."""
@@ -189,8 +178,7 @@ class Population:
             raise ValueError("positions: found none; accepted: one or more")
         chosen = torch.tensor(list(positions), device=self.device)
         state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
-        self.graphs.clear()  # and their memory
-        del self.model, self.optimizer, self.numerics
+        del self.graphs, self.model, self.optimizer, self.numerics  # and their memory
         self._build_from(state, [self.lanes[i] for i in positions], done)
 
     @torch.no_grad()
@@ -280,47 +268,24 @@ class Population:
             value.copy_(old)
         if kept or self.numerics.state():
             self.numerics.load_state(kept)
-            self.graphs.clear()  # they know the memory of what quantizers kept,
-            self.warm.clear()  # which may have to be made again
+            if self.graphs:
+                self.graphs.forget()  # they know the memory of what quantizers kept, which may have to be made again
 
     def _run(self, phase: Hashable, function: Callable[[], None]) -> None:
         """Call a function of the present phase; on a GPU, after the first few calls, by replaying the captured one."""
         self.optimizer.refresh()
-        if self.stream is None:
+        if self.graphs is None:
             function()
             return
-        if self.warm[phase] and self.warm.total() >= EAGER_STEPS and phase not in self.graphs:
-            self.graphs[phase] = self._captured(self.stream, function)
-        if (graph := self.graphs.get(phase)) is not None:
-            graph.replay()
-            return
-        self.warm[phase] += 1
-        self.make_room()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):  # on which it is going to be captured
-            function()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        if (why_not := self.graphs.prepare(phase, function)) is not None:
+            self.fallbacks.append(why_not)
+            self.model.zero_grad()
+        self.graphs.run(phase, function)
 
     def make_room(self) -> None:
-        """Free the memory of captured steps if an eager step might not fit beside them. They are captured again
-        later."""
-        if self.graphs and is_crowded(self.device):
-            torch.cuda.synchronize(self.device)
-            self.graphs.clear()
-            torch.cuda.empty_cache()
-
-    def _captured(self, stream: torch.cuda.Stream, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """A function of a step as a CUDA graph. Nothing is computed: what a replay changes, it changes in place."""
-        others = [other for other in self.graphs.values() if other is not None]
-        graph = torch.cuda.CUDAGraph()
-        try:  # no tensor outlives a replay, so that graphs may share their memory
-            with torch.cuda.graph(graph, stream=stream, pool=others[0].pool() if others else None):
-                function()
-        except RuntimeError as error:  # what an operation must not do in a graph, the driver says
-            self.fallbacks.append(f"CUDA graph not taken: {' '.join(str(error).split())[:200]}")
-            self.model.zero_grad()
-            return None
-        return graph
+        """Free the memory of captured steps if an eager step might not fit beside them."""
+        if self.graphs:
+            self.graphs.make_room()
 
     def _batch(self) -> tuple[Any, Any]:
         """Inputs and targets of the present step."""
@@ -371,18 +336,3 @@ class Population:
     def losses(self, step: int) -> list[float | None]:
         """Training losses of one of the last steps, None where the lane is dead. Waits for the device."""
         return [number(v) for v in torch.where(self.alive, self.record.now(step), torch.nan).tolist()]
-
-
-def is_crowded(device: str) -> bool:
-    """True if this process holds so much of a GPU that another step might not fit."""
-    return torch.cuda.memory_reserved(device) > total_memory(device) / 2
-
-
-def gather_samples(data: Tensor, rows: Tensor) -> Tensor:
-    """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
-    return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])
-
-
-def with_steps(task: Task, steps: int) -> Task:
-    """The task, shortened or lengthened."""
-    return msgspec.structs.replace(task, steps=steps)

@@ -15,7 +15,8 @@ from fp4dse.kernels import dispatch
 from fp4dse.kernels.gemm import name_with_sums
 from fp4dse.tasks.engine import checkpoint as files
 from fp4dse.tasks.engine.evaluation import diverged_result, evaluate, final_results, pruned_result, rehearse
-from fp4dse.tasks.engine.population import EAGER_STEPS, Population
+from fp4dse.tasks.engine.graphs import EAGER_STEPS
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress, Rung
 from fp4dse.tasks.task import Task
 

@@ -24,7 +24,7 @@ from fp4dse.dse.exactness import (
     significant_bits,
 )
 from fp4dse.dse.formats import ELEMENTS, SCALES
-from fp4dse.dse.quantizer_rules import quantizer_faults
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
 from tests.each import each
 

@@ -5,10 +5,10 @@ import pytest
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer, Recipe
 from fp4dse.dse.outliers import LowRank, outlier_words
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.reading.library import recipe_from_dict
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.rules import canonical_faults
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.stages import STAGES
 from tests.each import each
 

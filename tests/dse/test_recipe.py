@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import product_format
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 from tests.each import each
@@ -142,6 +142,11 @@ def test_equivalent_spellings_have_one_id():
     bf16 = Recipe.named("bf16")
     noisy = Recipe.uniform(Quantizer(element="bf16", block=32, rounding=Stochastic()))
     assert replace(noisy, wgrad=replace(noisy.wgrad, rotation=Hadamard(size=16))).config_id == bf16.config_id
+
+
+def test_the_shipped_bf16_is_what_recipes_are_compared_with():
+    """The baseline is made in code, so that it needs no file."""
+    assert Recipe.named("bf16") == Recipe.named("nvfp4").baseline()
 
 
 def test_a_rotation_counts_where_one_operand_is_quantized():

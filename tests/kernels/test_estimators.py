@@ -22,7 +22,7 @@ from fp4dse.dse.estimator import (
 )
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import Nearest
-from fp4dse.dse.rules import ONE_GRID
+from fp4dse.dse.rules.estimators import ONE_GRID
 from fp4dse.dse.scale import FP32, UE5M3
 from fp4dse.kernels import LaneNumerics, QuantLinear, lanes, quantize
 from fp4dse.kernels.ops.rotation import fixed_signs, rotate, rotate_back

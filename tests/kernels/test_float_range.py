@@ -10,7 +10,7 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.own_formats import FloatElement, TableElement
-from fp4dse.dse.quantizer_rules import quantizer_faults
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import E4M3, SCALE_NAMES, UE5M3, FloatScale, TensorScale
 from fp4dse.kernels import native, quantize
 from fp4dse.kernels.quant.call import Call

@@ -10,7 +10,8 @@ from fp4dse.dse import Recipe
 from fp4dse.kernels import stage
 from fp4dse.tasks import get_task
 from fp4dse.tasks.engine.lane_counts import lanes_of
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.task import with_steps
 
 STEPS = 3
 TILE = 64

@@ -20,9 +20,9 @@ from fp4dse.dse.estimator import (
     Through,
 )
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import canonical_faults
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear, lanes
 from fp4dse.kernels.ops import launching

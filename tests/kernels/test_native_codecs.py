@@ -10,8 +10,8 @@ import torch
 from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.own_formats import FloatElement, TableElement
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, OwnScale, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.ops.philox import STREAMS, random16

@@ -10,8 +10,8 @@ from fp4dse.dse.cost.model import load_model
 from fp4dse.dse.cost.products import product
 from fp4dse.dse.estimator import Clipped, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Stochastic, rounding_name, rounding_words
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, lanes, quantize
 from fp4dse.kernels.quant.backend import PLAIN, _compiled

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map_only
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.own_formats import FloatElement
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic, samples_of
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2, SCALE_NAMES, FloatScale, OwnScale, TensorScale
 from fp4dse.kernels import LaneNumerics, dispatch, lanes
 from fp4dse.kernels.ops.rotation import rotate

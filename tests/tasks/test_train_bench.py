@@ -14,7 +14,8 @@ from fp4dse.tasks.bench.in_time import WAYS, Found, Tried
 from fp4dse.tasks.bench.recipes import APART, with_amax
 from fp4dse.tasks.bench.row import Measure, Row, measured
 from fp4dse.tasks.engine.lane_counts import lanes_of
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.task import with_steps
 
 
 def test_the_baseline_quantizes_as_the_engine_does():

@@ -12,9 +12,9 @@ from fp4dse.dse.cost import chip_names, load_chip, scenarios, work
 from fp4dse.dse.cost.scenario import under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.record import field_types
 from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from tests.each import each
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))

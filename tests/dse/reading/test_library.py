@@ -22,11 +22,11 @@ from fp4dse.dse import (
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.own_formats import FloatElement
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.reading.shorthand import NAMES
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema, Nearest
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2
 from fp4dse.dse.training import Training
 from tests.each import each

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, UE4M4, UE5M3, TensorScale
 from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.quant.descriptor import descriptor

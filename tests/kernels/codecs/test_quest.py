@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Quantizer
-from fp4dse.dse.quantizer_rules import quantizer_faults
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import E8M0
 from fp4dse.kernels import quantize
 from fp4dse.kernels.ops.elementary import sqrt

@@ -8,7 +8,7 @@ from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.data import grammar
 from fp4dse.tasks.data.grammar import Language, ordered, rank_of
 from fp4dse.tasks.data.turns import HALF
-from fp4dse.tasks.engine.population import with_steps
+from fp4dse.tasks.task import with_steps
 
 LANGUAGE = Language(512)
 KINDS = ("noun", "verb", "adjective", "adverb", "topic", "preposition", "stop", "that", "and", "pronoun")

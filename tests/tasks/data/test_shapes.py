@@ -11,7 +11,7 @@ from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.figures import FIGURES, TEXTURES, figures, textures
 from fp4dse.tasks.data.images import digest_of
 from fp4dse.tasks.data.shapes import HELD_OUT, RANGES, TRAIN, Shapes, load_shapes, parse_shapes
-from fp4dse.tasks.engine.population import with_steps
+from fp4dse.tasks.task import with_steps
 
 BARE = Shapes(32, fade=0, clutter=0, occluders=0, noise=0)
 

@@ -17,9 +17,9 @@ from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.tasks import Lane, environment, facts_of, get_task
 from fp4dse.tasks.bench.kept import kept_for_backward
 from fp4dse.tasks.engine import Population
-from fp4dse.tasks.engine.population import with_steps
 from fp4dse.tasks.job import Job
 from fp4dse.tasks.language.decoder import Decoder
+from fp4dse.tasks.task import with_steps
 from fp4dse.tasks.worker import task_of
 
 STEPS = 4

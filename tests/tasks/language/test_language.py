@@ -9,8 +9,9 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, check_task, find_facts, get_task, train
-from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.language import PRESETS
+from fp4dse.tasks.task import with_steps
 
 SMOKE = ("smoke", "moe-smoke", "moe8-smoke")
 

@@ -142,7 +142,7 @@ def test_a_training_records_it_at_its_steps_and_changes_none(device, preset):
     places = {int(step) - 1: place for place, step in enumerate(recorded[0]["step"])}
     assert list(places) == [0, 1, 3, 7, 15]
     population = Population(task, of, device)
-    population.stream = None
+    population.graphs = None
     for step in range(task.steps):
         if step in places:
             population.batch_of(step)

@@ -6,7 +6,7 @@
     scale = SR(min(s · S, scale_max))         to the scale format; q stays
 
 ⟨x, x̂⟩ = ⟨x, x⟩ in expectation for every block, which makes x̂ unbiased on average over random rotations of x: a recipe
-must have one (rules.py). The error is near that of rounding to nearest. S is that of each scale block, as in the paper
+must have one (dse/rules). The error is near that of rounding to nearest. S is that of each scale block, as in the paper
 and its kernel; S per 128 elements, as in its simulator, is worse. Sums are those of y, which is x in units of the
 block's scale, so that they neither overflow nor underflow; where x has outgrown an old tensor maximum, y counts as 2^48
 at most, which leaves its block's scale at the largest.

@@ -1,4 +1,4 @@
-"""Rules about channels that are treated apart (channels.py): what they do not go together with, and why."""
+"""Rules about channels that are treated apart (dse/channels.py): what they do not go together with, and why."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.quantizer import Quantizer, block_name, tile
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Ema, Nearest, rounding_name, samples_of
+from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.stages import STAGES, rotation_name
 
 
@@ -40,7 +41,7 @@ def forward_fault(r: Recipe) -> ConfigError | None:
     if isinstance(channels, Corrected) and r.fprop.rotation is not None:
         accepted = "none (with corrected fprop.channels: a rotation mixes channels)"
         return ConfigError("fprop.rotation", rotation_name(r.fprop.rotation), accepted)
-    return _format_fault(channels.format) if isinstance(channels, Held) else None
+    return _state_fault(channels.format) if isinstance(channels, Held) else None
 
 
 def wgrad_fault(r: Recipe) -> ConfigError | None:
@@ -57,6 +58,14 @@ def product_fault(r: Recipe) -> ConfigError | None:
     channels = r.fprop.channels
     if isinstance(channels, Corrected) and channels.of == "both" and r.gemm == "bf16-rounded":
         return ConfigError("gemm", r.gemm, "exact (with errors of both operands in fprop.channels)")
+    return None
+
+
+def format_fault(r: Recipe) -> ConfigError | None:
+    """The other format of channels must make sense, as any quantizer."""
+    if isinstance(r.fprop.channels, Held):
+        for _, error in quantizer_faults(r.fprop.channels.format):
+            return ConfigError(f"fprop.channels.format.{error.where}", error.found, error.accepted)
     return None
 
 
@@ -79,7 +88,7 @@ def _operand_fault(slot: str, q: Quantizer, channels: Channels) -> ConfigError |
     return None
 
 
-def _format_fault(q: Quantizer) -> ConfigError | None:
+def _state_fault(q: Quantizer) -> ConfigError | None:
     """The other format is one of the moment, to nearest: it has neither random numbers nor state of its own."""
     where = "fprop.channels.format"
     if q.is_plain:

@@ -1,4 +1,4 @@
-"""Rules that reject quantizers whose parts do not go together, as data; those about a whole recipe are in rules.py."""
+"""Rules that reject quantizers whose parts do not go together, as data; those about a recipe are beside it."""
 
 from __future__ import annotations
 
