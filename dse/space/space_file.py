@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.reading.library import load_recipe, read_places, read_value
+from fp4dse.dse.reading.library import check_starts, load_recipe, read_places, read_value
 from fp4dse.dse.reading.own_names import expanded
 from fp4dse.dse.reading.paths import Kind, parse_path, value_text
 from fp4dse.dse.reading.shorthand import read
@@ -118,6 +118,8 @@ def resolve(
         accepted = "a text without / and \\, that begins with no dot and no space"
         raise ConfigError(at_key(where, "name"), file.name, accepted)
     base = file.base
+    if isinstance(data.get("base"), dict):
+        check_starts(data["base"], where, "base")
     if base is None and not (file.join and not file.axes):
         base = BASE
     check_design(file.design, at_key(where, "design"))
