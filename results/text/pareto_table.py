@@ -19,7 +19,7 @@ from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
 from fp4dse.results.stats.summary import ROLLOUT
-from fp4dse.results.stats.verdict import Confirmed, Verdict, bf16_words
+from fp4dse.results.stats.verdict import EXPECTED_WORDS, Confirmed, Verdict, bf16_words
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import (
     UNKNOWN,
@@ -143,7 +143,8 @@ def _use(verdict: Verdict, called: Labels) -> str:
         near = f"within {margin_text(verdict.margin.value)} of {why}"
         why = f"the cheapest of those {near} that the seeds do not tell apart from it"
     against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
-    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')})."
+    basis = f"; {EXPECTED_WORDS}" if verdict.is_expected else ""
+    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')}{basis})."
 
 
 def _sure(verdict: Verdict) -> str:

@@ -105,6 +105,7 @@ def test_one_seed_and_no_metric_are_said_as_they_are(row):
     assert "val loss" in text
     assert "0.6000" in text
     assert "noise floor unknown" in text
+    assert "expected" not in pareto_table(summarize(runs), noise_floor(runs), verdicts=verdicts(runs))
 
 
 def test_recipes_whose_price_is_an_assumption_are_named(row):
@@ -124,6 +125,7 @@ def test_under_the_table_stands_what_to_use_how_sure_and_what_it_costs(runs):
     best = front_chance(runs).sort_values("gap").iloc[0]
     assert best["name"] in use
     assert change(best["expected"]) in use  # what new seeds would give, and no lucky mean
+    assert "(3 seeds; expected on new seeds: the mean of its row, drawn towards" in use
     assert any(line.startswith("How sure: ") and "BF16" in line for line in lines)
     assert any(re.match(r"Cost: +0\.\d\d of BF16's modelled step time \(llama-8b on gb200\)\.", line) for line in lines)
     assert any(line.startswith("Beware:") and "1 of 6 recipes diverged" in line for line in lines)
