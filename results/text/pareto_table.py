@@ -185,22 +185,26 @@ def _cost(verdict: Verdict) -> str:
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
-    """A line that names the recipes on a front whose price is an assumption, as the chip does not have their formats.
+    """A line for each setting with recipes on its front whose price is an assumption, as the chip does not have their
+    formats; it names them.
 
     runs: with the columns config_id, recipe and overhead_of; summary: of these runs.
     """
-    front = summary[summary["on_front"]].drop_duplicates("config_id")
+    titles = setting_titles(summary)
+    front = summary[summary["on_front"]]
     known = runs[runs["config_id"].isin(front["config_id"])].drop_duplicates("config_id").set_index("config_id")
     called = short_labels(*(summary.loc[~summary["is_baseline"], column] for column in ("label", "name")))
-    found: dict[str, list[str]] = {}
-    for config_id, label in zip(front["config_id"], front["label"], strict=True):
-        line = known.loc[config_id]
-        chip = str(line["overhead_of"]).rpartition(", revision")[0].rpartition(" on ")[2]
-        if chip and notes(recipe_from_dict(json.loads(line["recipe"])), load_chip(chip)):
-            found.setdefault(chip, []).append(called.of(label).partition(": ")[0])
+    found: dict[tuple[str, str], list[str]] = {}
+    for _, line in front.iterrows():
+        of = known.loc[line["config_id"]]
+        chip = str(of["overhead_of"]).rpartition(", revision")[0].rpartition(" on ")[2]
+        if chip and notes(recipe_from_dict(json.loads(of["recipe"])), load_chip(chip)):
+            name = called.of(line["label"]).partition(": ")[0]
+            found.setdefault((titles[tuple(line[list(SETTING)])], chip), []).append(name)
     return [
-        f"of the front, priced as if {chip} had what it lacks: {'; '.join(labels)} (`fp4dse cost RECIPE` says what)"
-        for chip, labels in found.items()
+        f"{title}: of its front, priced as if {chip} had what it lacks: {'; '.join(labels)} "
+        "(`fp4dse cost RECIPE` says what)"
+        for (title, chip), labels in found.items()
     ]
 
 
