@@ -48,6 +48,11 @@ def recipe_files() -> dict[str, RecipeFile]:
 def load_recipe(source: str, folder: Path = Path(), where: str = "recipe") -> Recipe:
     """A recipe by name, or from a `.toml` file (relative to `folder`). ConfigError at `where` if there is none."""
     if source.endswith(".toml"):
+        written = read_toml(folder / source).keys()
+        if written & {"base", "axes", "join"} and written.isdisjoint(field_types(Recipe)):
+            raise ConfigError(
+                where, source, "the file of a recipe, with [fprop], [dgrad] and [wgrad]; this is a space's"
+            )
         return read_recipe_file(folder / source).recipe
     if source not in recipe_files():
         raise ConfigError(where, source, f"{', '.join(recipe_files())}, or a .toml file")

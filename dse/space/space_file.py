@@ -24,6 +24,9 @@ from fp4dse.dse.space.overrides import written
 BASE = "nvfp4"
 """Where a file names none."""
 
+EXAMPLE = 'as: base = "nvfp4", axes = { "*.g.rounding" = ["nearest", "stochastic"] }, on lines of their own'
+"""What a file that cannot be read should have been."""
+
 NAME = r"[^\s./\\][^/\\\x00-\x1f\x7f]*"
 """Of a space: its results go into a folder of this name."""
 MOST_SEEDS, LAST_SEED = 10_000, 10**9 - 1
