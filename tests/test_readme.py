@@ -6,13 +6,15 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import typer
 
 from fp4dse import cli
-from fp4dse.dse import ConfigError, Space, recipe_from_dict
+from fp4dse.dse import ConfigError, Quantizer, Space, recipe_from_dict
+from fp4dse.dse.record import field_types
 from fp4dse.dse.space.space import Count
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_sweep
@@ -118,6 +120,14 @@ def test_formats_of_ones_own_read_as_shown():
     assert "`mine-126d55`" in PAGES["recipes.md"]
     space = Space.from_dict(tomllib.loads(blocks("spaces.md", "toml")[1]))
     assert len({recipe.config_id for recipe in space.recipes()}) == 6
+
+
+def test_the_page_names_every_block_that_is_accepted():
+    sentence = PAGES["recipes.md"].partition("A block has ")[2].partition(";")[0]
+    assert set(re.findall(r"`(\w+)`|(\d+)", sentence)) == {
+        (block, "") if isinstance(block, str) else ("", str(block))
+        for block in get_args(field_types(Quantizer)["block"])
+    }
 
 
 def test_the_mistake_is_answered_as_shown():
