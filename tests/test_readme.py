@@ -70,6 +70,11 @@ def test_a_command_exists_with_its_arguments(page, line):
     command.make_context("fp4dse", arguments)
 
 
+def test_readme_and_help_say_the_same_of_how_long_the_quickstart_takes():
+    [said] = re.findall(r"make quickstart .*: (.* CPU cores), once installed", README)
+    assert said in EVERY["quickstart"].help
+
+
 @each("name", EVERY)
 def test_help_ends_with_an_example_that_parses(name):
     line = EVERY[name].epilog.removeprefix("Example: fp4dse ")
