@@ -25,7 +25,7 @@ BASE = "nvfp4"
 """Where a file names none."""
 
 EXAMPLE = 'as: base = "nvfp4", axes = { "*.g.rounding" = ["nearest", "stochastic"] }, on lines of their own'
-"""What a file that cannot be read should have been."""
+"""A space as it may be written, for those whose file cannot be read."""
 
 NAME = r"[^\s./\\][^/\\\x00-\x1f\x7f]*"
 """Of a space: its results go into a folder of this name."""
