@@ -232,7 +232,8 @@ def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:
 
 
 def _toml_changes(q: Quantizer, own: OwnNames) -> dict[str, str]:
-    """A quantizer as `like` with the fewest changes of a named one; one with a format of its own says all of itself."""
+    """A quantizer as changes of the nearest named one, of the same format if there is one; one with a format of its own
+    says all of itself."""
     types = field_types(Quantizer)
     if isinstance(q.element, Own) or isinstance(q.scale, Own):
         whole = {name: _toml_value(getattr(q, name), types[name], own) for name in ("element", "block", "scale")}
@@ -241,7 +242,11 @@ def _toml_changes(q: Quantizer, own: OwnNames) -> dict[str, str]:
     def changes(named: Quantizer) -> list[str]:
         return [name for name in types if getattr(q, name) != getattr(named, name)]
 
-    like = min(NAMES[Quantizer], key=lambda name: len(changes(NAMES[Quantizer][name])))
+    def distance(name: str) -> tuple[int, int]:
+        changed = changes(NAMES[Quantizer][name])
+        return len({"element", "block", "scale"}.intersection(changed)), len(changed)
+
+    like = min(NAMES[Quantizer], key=distance)
     texts = {name: _toml_value(getattr(q, name), types[name], own) for name in changes(NAMES[Quantizer][like])}
     return {"like": f'"{like}"'} | texts
 

@@ -175,6 +175,12 @@ def test_every_operand_of_a_printed_recipe_says_what_it_starts_from(file):
     assert all(isinstance(of, str) or "like" in of for of in operands)
 
 
+def test_a_printed_operand_is_like_one_of_its_own_format():
+    assert 'g = { like = "ue5m3-t448", rounding = "stochastic", range = "16/17" }' in recipe_to_toml(
+        Recipe.named("ue5m3-sr")
+    )
+
+
 def test_a_table_that_does_not_say_what_it_starts_from_is_refused(tmp_path):
     text = recipe_to_toml(Recipe.named("mxfp4-sr-rht"))
     (tmp_path / "mine.toml").write_text(re.sub(r"g = \{.*\}", 'g = { rounding = "stochastic" }', text))
