@@ -58,7 +58,7 @@ def quickstart(
     chip: Chip = None,
     as_json: AsJson = False,
 ) -> None:
-    """48 recipes × 3 seeds on two small tasks, in a few minutes: table, store and report."""
+    """48 recipes × 3 seeds on two small tasks, a minute or two on two CPU cores: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep, stores
     from fp4dse.sweeps.progress import conclusion
 

@@ -18,7 +18,7 @@ import msgspec
 from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files, recipe_from_dict
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.reading.files import read_toml
-from fp4dse.dse.space.space_file import MOST_SEEDS, is_seeds
+from fp4dse.dse.space.space_file import EXAMPLE, MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
 from fp4dse.results.text.labels import short_labels
 from fp4dse.sweeps.halving import Halving
@@ -57,7 +57,7 @@ def find_space(text: str, axes: Sequence[str] = (), model: str | None = None, ch
 def _recipe_alone(text: str) -> Space | None:
     """The recipe as a space without axes; None if it is none."""
     if text.endswith(".toml"):
-        is_recipe = not set(read_toml(Path(text))).isdisjoint(Recipe.__struct_fields__)
+        is_recipe = not set(read_toml(Path(text), EXAMPLE)).isdisjoint(Recipe.__struct_fields__)
     else:
         is_recipe = text in recipe_files() and text not in shipped_spaces()
     return Space(Path(text).stem if text.endswith(".toml") else text, base=load_recipe(text)) if is_recipe else None

@@ -24,7 +24,7 @@ from fp4dse.results.store.locks import birth
 from fp4dse.results.store.retries import stop_waiting_when
 from fp4dse.results.store.spaces import record_space
 from fp4dse.sweeps.driver import Sweep
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, Executor, open_executor
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, Executor, check_executor, open_executor
 from fp4dse.sweeps.executors.folder import folder_of
 from fp4dse.sweeps.executors.outcome import most_lanes
 from fp4dse.sweeps.job_sizes import recall_sizes
@@ -34,7 +34,7 @@ from fp4dse.sweeps.resume import store_leftovers
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler
 from fp4dse.sweeps.setting import Tasks, find_setting
 from fp4dse.sweeps.state import SweepState
-from fp4dse.sweeps.stopping import heartbeat, stop_signals
+from fp4dse.sweeps.stopping import heartbeat, is_refused, state_kept_if_refused, stop_signals
 from fp4dse.sweeps.stores import open_swept, work_folder
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
     ended, and the store is compact. ConfigError and StoreError as of `run_sweep`.
     """
     begin = time.monotonic()
+    check_executor(request.executor)
     cost = checked_cost(space)
     setting = find_setting(request.tasks, request.device, request.jobs, request.executor == "local", cost)
     for context in setting.contexts.values():
@@ -83,6 +84,7 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         store.lock(),
         stop_signals() as signals,
         display(request.progress) as show,
+        state_kept_if_refused(store.path, state),
         heartbeat(store.path, state) as is_asked,
         _ending(state, show),
     ):
@@ -124,12 +126,13 @@ def _make_compact(store: Store) -> None:
 
 @contextlib.contextmanager
 def _ending(state: SweepState, show: Callable[[SweepState], None]) -> Iterator[None]:
-    """The state says which error ended the sweep."""
+    """The state says which error ended the sweep; a refused one shows nothing: its caller prints the error."""
     try:
         yield
     except BaseException as error:
         state.ended, state.running = f"{type(error).__name__}: {error}", []
-        show(state)
+        if not is_refused(error, state):
+            show(state)
         raise
 
 

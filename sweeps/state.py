@@ -10,7 +10,8 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -152,12 +153,40 @@ def write_state(store: AnyPath, state: SweepState) -> None:
     state.updated = time.time()
     data = msgspec.json.format(msgspec.json.encode(state))
     with contextlib.suppress(OSError):
-        if isinstance(store, RemotePath):
-            (without_retries(store) / "state.json").write_bytes(data)  # a sweep does not wait for it
-        else:
-            hidden = store / ".state.json"
-            hidden.write_bytes(data)
-            hidden.replace(store / "state.json")
+        _replace(store, data)
+
+
+def _replace(store: AnyPath, data: bytes) -> None:
+    if isinstance(store, RemotePath):
+        (without_retries(store) / "state.json").write_bytes(data)  # a sweep does not wait for it
+    else:
+        hidden = store / ".state.json"
+        hidden.write_bytes(data)
+        hidden.replace(store / "state.json")
+
+
+def keep_bytes(store: AnyPath) -> Callable[[], None]:
+    """A function that makes `<store>/state.json` what it is now; on a disk also as old, for the latest store is found
+    by that."""
+    data, times = None, None
+    try:
+        data = (without_retries(store) / "state.json").read_bytes()
+        times = (store / "state.json").stat() if isinstance(store, Path) else None
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return lambda: None
+
+    def put_back() -> None:
+        with contextlib.suppress(OSError):
+            if data is None:
+                (without_retries(store) / "state.json").unlink(missing_ok=True)
+            else:
+                _replace(store, data)
+            if times:
+                os.utime(store / "state.json", ns=(times.st_atime_ns, times.st_mtime_ns))  # type: ignore[arg-type]
+
+    return put_back
 
 
 def read_state(store: str | AnyPath) -> SweepState:

@@ -1,5 +1,7 @@
 """Ends a sweep from inside and outside, and shows until then that it lives.
 
+A sweep that is refused before its first job leaves the state of the one before it.
+
 Ctrl-C ends a sweep between two steps of its loop, never in the middle of storing a result. Another process asks by a
 file beside the store. The thread that looks for that file also writes the sweep's state every two seconds, whatever
 else the driver waits for (workers that stand still, a plan that takes minutes, a server that does not answer).
@@ -14,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from fp4dse.dse import StoreError
+from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.store.atomic import write_atomic
 from fp4dse.results.store.locks import LAST_S
 from fp4dse.results.store.remote import AnyPath, locate, without_retries
 from fp4dse.results.store.retries import stop_waiting_when
-from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, read_state, write_state
+from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, keep_bytes, read_state, write_state
 
 
 @contextlib.contextmanager
@@ -41,6 +43,23 @@ def stop_signals() -> Iterator[list[str]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def is_refused(error: BaseException, state: SweepState) -> bool:
+    """The input was wrong, and the loop of the sweep has not begun."""
+    return isinstance(error, ConfigError) and not state.elapsed_s
+
+
+@contextlib.contextmanager
+def state_kept_if_refused(store: AnyPath, state: SweepState) -> Iterator[None]:
+    """Around `heartbeat`: if the sweep is refused, the store has its earlier state again, or none."""
+    put_back = keep_bytes(store)
+    try:
+        yield
+    except ConfigError as error:
+        if is_refused(error, state):
+            put_back()
+        raise
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from fp4dse.dse import ConfigError, Recipe, Space
+from fp4dse.dse import Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.store.remote import locate
-from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running, check_executor
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.job_sizes import explain_sizes, plan_measured, recall_sizes
 from fp4dse.sweeps.opening import Request, open_sweep
@@ -78,8 +78,7 @@ def plan_sweep(
     Writes nothing, but for what is measured with `measure`: how many lanes a job had best (job_sizes.py), which a large
     sweep does when it starts.
     """
-    if executor not in EXECUTORS:
-        raise ConfigError("--executor", executor, ", ".join(EXECUTORS))
+    check_executor(executor)
     setting = find_setting(tasks, device, jobs, local=executor == "local", cost=checked_cost(space))
     stored: set[str] = set()
     opened = None

@@ -6,13 +6,15 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import typer
 
 from fp4dse import cli
-from fp4dse.dse import ConfigError, Space, recipe_from_dict
+from fp4dse.dse import ConfigError, Quantizer, Space, recipe_from_dict
+from fp4dse.dse.record import field_types
 from fp4dse.dse.space.space import Count
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_sweep
@@ -68,6 +70,11 @@ def test_a_command_exists_with_its_arguments(page, line):
     command.make_context("fp4dse", arguments)
 
 
+def test_readme_and_help_say_the_same_of_how_long_the_quickstart_takes():
+    [said] = re.findall(r"make quickstart .*: (.* CPU cores), once installed", README)
+    assert said in EVERY["quickstart"].help
+
+
 @each("name", EVERY)
 def test_help_ends_with_an_example_that_parses(name):
     line = EVERY[name].epilog.removeprefix("Example: fp4dse ")
@@ -118,6 +125,14 @@ def test_formats_of_ones_own_read_as_shown():
     assert "`mine-126d55`" in PAGES["recipes.md"]
     space = Space.from_dict(tomllib.loads(blocks("spaces.md", "toml")[1]))
     assert len({recipe.config_id for recipe in space.recipes()}) == 6
+
+
+def test_the_page_names_every_block_that_is_accepted():
+    sentence = PAGES["recipes.md"].partition("A block has ")[2].partition(";")[0]
+    assert set(re.findall(r"`(\w+)`|(\d+)", sentence)) == {
+        (block, "") if isinstance(block, str) else ("", str(block))
+        for block in get_args(field_types(Quantizer)["block"])
+    }
 
 
 def test_the_mistake_is_answered_as_shown():

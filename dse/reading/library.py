@@ -25,6 +25,7 @@ from fp4dse.dse.reading.shorthand import NAMES, read, read_fields
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.record import Part, defaults, field_types, name_in, plain
 from fp4dse.dse.rules import faults
+from fp4dse.dse.stages import SLOTS
 
 
 class RecipeFile(msgspec.Struct, frozen=True):
@@ -47,6 +48,11 @@ def recipe_files() -> dict[str, RecipeFile]:
 def load_recipe(source: str, folder: Path = Path(), where: str = "recipe") -> Recipe:
     """A recipe by name, or from a `.toml` file (relative to `folder`). ConfigError at `where` if there is none."""
     if source.endswith(".toml"):
+        written = read_toml(folder / source).keys()
+        if written & {"base", "axes", "join"} and written.isdisjoint(field_types(Recipe)):
+            raise ConfigError(
+                where, source, "the file of a recipe, with [fprop], [dgrad] and [wgrad]; this is a space's"
+            )
         return read_recipe_file(folder / source).recipe
     if source not in recipe_files():
         raise ConfigError(where, source, f"{', '.join(recipe_files())}, or a .toml file")
@@ -57,7 +63,21 @@ def read_recipe_file(path: Path) -> RecipeFile:
     """A recipe from a TOML file with `summary`, `source` and the three stages. ConfigError on wrong content."""
     data, where = read_toml(path), str(path)
     texts = {key: read(data.pop(key, ""), str, where, key) for key in ("summary", "source")}
-    return RecipeFile(name=path.stem, recipe=recipe_from_dict(data, where), **texts)
+    recipe = recipe_from_dict(data, where)
+    check_starts(data, where)
+    return RecipeFile(name=path.stem, recipe=recipe, **texts)
+
+
+def check_starts(data: Mapping[str, typing.Any], where: str, *keys: str) -> None:
+    """ConfigError for an operand in a person's file whose table does not say what it starts from. The defaults of
+    Quantizer, which stores leave out, are nobody's guess: blocks of 16 with E4M3 scales and no tensor scale."""
+    for slot in SLOTS:
+        stage, operand = slot.split(".")
+        table = data[stage][operand]
+        if isinstance(table, dict) and table.keys().isdisjoint(("like", "element", "scale", "block")):
+            accepted = '`like` with the quantizer that it changes, as { like = "mxfp4", rounding = "stochastic" }'
+            more = "or element, scale and block of its own"
+            raise ConfigError(at_key(where, *keys, slot), f"{{ {', '.join(table)} }}", f"{accepted}, {more}")
 
 
 def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
@@ -196,8 +216,9 @@ def _toml_rule(rule: LayerRule, own: OwnNames) -> str:
 def _toml_whole(value: object, type_: typing.Any, own: OwnNames) -> str:
     """The value of a rule: a table of a quantizer says what it starts from, or it would change the recipe's own."""
     text = _toml_value(value, type_, own)
-    start = name_in(NAMES[Quantizer], Quantizer())
-    return f'{{ like = "{start}", {text[2:]}' if isinstance(value, Quantizer) and text.startswith("{") else text
+    if not isinstance(value, Quantizer) or not text.startswith("{") or text.startswith("{ like"):
+        return text
+    return f'{{ like = "{name_in(NAMES[Quantizer], Quantizer())}", {text[2:]}'
 
 
 def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:
@@ -210,6 +231,26 @@ def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:
     }
 
 
+def _toml_changes(q: Quantizer, own: OwnNames) -> dict[str, str]:
+    """A quantizer as changes of the nearest named one, of the same format if there is one; one with a format of its own
+    says all of itself."""
+    types = field_types(Quantizer)
+    if isinstance(q.element, Own) or isinstance(q.scale, Own):
+        whole = {name: _toml_value(getattr(q, name), types[name], own) for name in ("element", "block", "scale")}
+        return whole | _toml_fields(q, own)
+
+    def changes(named: Quantizer) -> list[str]:
+        return [name for name in types if getattr(q, name) != getattr(named, name)]
+
+    def distance(name: str) -> tuple[int, int]:
+        changed = changes(NAMES[Quantizer][name])
+        return len({"element", "block", "scale"}.intersection(changed)), len(changed)
+
+    like = min(NAMES[Quantizer], key=distance)
+    texts = {name: _toml_value(getattr(q, name), types[name], own) for name in changes(NAMES[Quantizer][like])}
+    return {"like": f'"{like}"'} | texts
+
+
 def _toml_value(value: object, type_: typing.Any, own: OwnNames) -> str:
     name = name_in(NAMES.get(type_, {}), value)
     if isinstance(value, Own):
@@ -220,6 +261,8 @@ def _toml_value(value: object, type_: typing.Any, own: OwnNames) -> str:
         if isinstance(value, Own):
             kind, defined = own[as_defined(value)], _toml_fields(as_defined(value), own)
             fields = {key: text for key, text in fields.items() if key not in defined}
+        elif isinstance(value, Quantizer):
+            fields = _toml_changes(value, own)
         fields = ({config.tag_field: f'"{kind}"'} if config.tag_field else {}) | fields
         return "{ " + ", ".join(f"{key} = {text}" for key, text in fields.items()) + " }"
     if isinstance(value, bool):

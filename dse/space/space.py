@@ -45,7 +45,7 @@ from fp4dse.dse.space.design import (
     shuffled,
 )
 from fp4dse.dse.space.overrides import covered, overridden, written
-from fp4dse.dse.space.space_file import Finder, Lanes, opened, resolve
+from fp4dse.dse.space.space_file import EXAMPLE, Finder, Lanes, opened, resolve
 
 DRAWS_PER_RUN = 1000
 """A random design gives up after so many draws for each recipe that it wants."""
@@ -104,7 +104,7 @@ class Space(msgspec.Struct, frozen=True):
         """From a TOML file; files that it names are looked for beside it, and `find` knows spaces by name. ConfigError
         on wrong content."""
         path = Path(path)
-        data = read_toml(path)
+        data = read_toml(path, EXAMPLE)
         with opened(path):
             space = Space.from_dict({"name": path.stem, **data}, str(path), path.parent, find)
         if not set(data) - {"name", "summary"}:

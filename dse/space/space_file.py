@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.reading.library import load_recipe, read_places, read_value
+from fp4dse.dse.reading.library import check_starts, load_recipe, read_places, read_value
 from fp4dse.dse.reading.own_names import expanded
 from fp4dse.dse.reading.paths import Kind, parse_path, value_text
 from fp4dse.dse.reading.shorthand import read
@@ -23,6 +23,9 @@ from fp4dse.dse.space.overrides import written
 
 BASE = "nvfp4"
 """Where a file names none."""
+
+EXAMPLE = 'as: base = "nvfp4", axes = { "*.g.rounding" = ["nearest", "stochastic"] }, on lines of their own'
+"""A space as it may be written, for those whose file cannot be read."""
 
 NAME = r"[^\s./\\][^/\\\x00-\x1f\x7f]*"
 """Of a space: its results go into a folder of this name."""
@@ -118,6 +121,8 @@ def resolve(
         accepted = "a text without / and \\, that begins with no dot and no space"
         raise ConfigError(at_key(where, "name"), file.name, accepted)
     base = file.base
+    if isinstance(data.get("base"), dict):
+        check_starts(data["base"], where, "base")
     if base is None and not (file.join and not file.axes):
         base = BASE
     check_design(file.design, at_key(where, "design"))

@@ -16,7 +16,7 @@ from fp4dse.results.stats.levels import POINTS
 from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.results.stats.pareto import LEAST_SAVING
-from fp4dse.results.stats.verdict import Against, Confirmed, Verdict, bf16_words, front_words
+from fp4dse.results.stats.verdict import EXPECTED_WORDS, Against, Confirmed, Verdict, bf16_words, front_words
 from fp4dse.results.text.ratios import best, noun
 
 QUERIES = (
@@ -117,7 +117,8 @@ def _sentence(text: str) -> str:
 def _sure(found: Findings, verdict: Verdict) -> str:
     seeds = many(verdict.pairs, "paired seed")
     loss = changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)
-    says = f"{noun().capitalize()} <b>{loss}</b> against BF16, {seeds}: "
+    basis = f" ({EXPECTED_WORDS})" if verdict.is_expected else ""
+    says = f"{noun().capitalize()} <b>{loss}</b> against BF16, {seeds}{basis}: "
     says += _beside_bf16(verdict.bf16, verdict.margin)
     if not math.isnan(verdict.p_front):
         share = f"a chance of {100 * verdict.p_front:.0f} %"

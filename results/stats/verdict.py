@@ -51,6 +51,9 @@ FRONT_WORDS = (
 )
 """p_front from which on -> words."""
 
+EXPECTED_WORDS = "expected on new seeds: the mean of its row, drawn towards what its techniques do in other recipes"
+"""Why the gap of a verdict, and its interval, are not those of the recipe's row."""
+
 
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
@@ -137,6 +140,8 @@ class Verdict(NamedTuple):
     """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
     unit: str | None = None
     """gap_unit of the setting."""
+    is_expected: bool = False
+    """`gap` is not the recipe's own mean, which its row in tables has."""
 
     @property
     def price(self) -> tuple[float, tuple[float, ...]]:
@@ -285,6 +290,7 @@ def _verdict(
         margin=margin,
         rates=chosen,
         unit=POINTS if are_shares(lines).any() else None,
+        is_expected=math.isfinite(pick["expected_low"]),
         none="" if len(ranked) else _why_none(lines, tried, diverged),
         warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
     )

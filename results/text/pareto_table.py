@@ -19,7 +19,7 @@ from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
 from fp4dse.results.stats.summary import ROLLOUT
-from fp4dse.results.stats.verdict import Confirmed, Verdict, bf16_words
+from fp4dse.results.stats.verdict import EXPECTED_WORDS, Confirmed, Verdict, bf16_words
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import (
     UNKNOWN,
@@ -143,7 +143,8 @@ def _use(verdict: Verdict, called: Labels) -> str:
         near = f"within {margin_text(verdict.margin.value)} of {why}"
         why = f"the cheapest of those {near} that the seeds do not tell apart from it"
     against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
-    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')})."
+    basis = f"; {EXPECTED_WORDS}" if verdict.is_expected else ""
+    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')}{basis})."
 
 
 def _sure(verdict: Verdict) -> str:
@@ -184,22 +185,26 @@ def _cost(verdict: Verdict) -> str:
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
-    """A line that names the recipes on a front whose price is an assumption, as the chip does not have their formats.
+    """A line for each setting with recipes on its front whose price is an assumption, as the chip does not have their
+    formats; it names them.
 
     runs: with the columns config_id, recipe and overhead_of; summary: of these runs.
     """
-    front = summary[summary["on_front"]].drop_duplicates("config_id")
+    titles = setting_titles(summary)
+    front = summary[summary["on_front"]]
     known = runs[runs["config_id"].isin(front["config_id"])].drop_duplicates("config_id").set_index("config_id")
     called = short_labels(*(summary.loc[~summary["is_baseline"], column] for column in ("label", "name")))
-    found: dict[str, list[str]] = {}
-    for config_id, label in zip(front["config_id"], front["label"], strict=True):
-        line = known.loc[config_id]
-        chip = str(line["overhead_of"]).rpartition(", revision")[0].rpartition(" on ")[2]
-        if chip and notes(recipe_from_dict(json.loads(line["recipe"])), load_chip(chip)):
-            found.setdefault(chip, []).append(called.of(label).partition(": ")[0])
+    found: dict[tuple[str, str], list[str]] = {}
+    for _, line in front.iterrows():
+        of = known.loc[line["config_id"]]
+        chip = str(of["overhead_of"]).rpartition(", revision")[0].rpartition(" on ")[2]
+        if chip and notes(recipe_from_dict(json.loads(of["recipe"])), load_chip(chip)):
+            name = called.of(line["label"]).partition(": ")[0]
+            found.setdefault((titles[tuple(line[list(SETTING)])], chip), []).append(name)
     return [
-        f"of the front, priced as if {chip} had what it lacks: {'; '.join(labels)} (`fp4dse cost RECIPE` says what)"
-        for chip, labels in found.items()
+        f"{title}: of its front, priced as if {chip} had what it lacks: {'; '.join(labels)} "
+        "(`fp4dse cost RECIPE` says what)"
+        for (title, chip), labels in found.items()
     ]
 
 

@@ -20,12 +20,17 @@ EXECUTORS = {
 """Name -> module and function that opens it. It is imported when it is asked for: its package may be missing."""
 
 
+def check_executor(name: str) -> None:
+    """ConfigError if there is no such executor."""
+    if name not in EXECUTORS:
+        raise ConfigError("--executor", name, ", ".join(EXECUTORS))
+
+
 def open_executor(
     name: str, work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> Executor:
     """An executor by name. ConfigError on an unknown one, on an unknown option, and where its package is missing."""
-    if name not in EXECUTORS:
-        raise ConfigError("--executor", name, ", ".join(EXECUTORS))
+    check_executor(name)
     module, function = EXECUTORS[name].split(".")
     open_it = getattr(import_module(f"{__name__}.{module}"), function)
     executor: Executor = open_it(work, machine, command, limit_s, options)
@@ -43,5 +48,6 @@ __all__ = [
     "Outcome",
     "Pace",
     "Running",
+    "check_executor",
     "open_executor",
 ]

@@ -12,6 +12,7 @@ What is wrong with it is said in one line, when the file is read: two samples go
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -160,6 +161,17 @@ def _number(value: object, where: str, type_: Any) -> Any:
         raise ConfigError(where, value, str(error)) from None
 
 
+@contextmanager
+def _warned_after() -> Iterator[None]:
+    """Warnings wait until all is well: what is wrong is one line, without what torch thought of it before."""
+    with warnings.catch_warnings(record=True) as held:
+        warnings.simplefilter("always")
+        yield
+    for one in held:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+@_warned_after()
 def _checked_module(
     make: Callable[[], nn.Module], functions: Mapping[str, Callable[..., Any]], train: Data, where: str
 ) -> nn.Module:

@@ -23,7 +23,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(run):
     [
         (["sweep", "no-such-space"], ["no-such-space", "quickstart"]),
         (["sweep", "missing.toml"], ["missing.toml"]),
-        (["sweep", "broken.toml"], ["broken.toml", "TOML"]),
+        (["sweep", "broken.toml"], ["broken.toml", "TOML", "axes = "]),
         (["sweep", "binary.toml"], ["binary.toml", "UTF-8"]),
         (["sweep", "typo.toml"], ["typo.toml", "axis", "axes"]),
         (["sweep", "few.toml", "--task", "chess"], ["chess", "regression, vision"]),
@@ -40,6 +40,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(run):
             ["search", "few.toml", "--sampler", "tpe", "--trials", "1", "--objectives", "speed"],
             ["--objectives", "speed"],
         ),
+        (["sweep", "few.toml", "--executor", "k8s"], ["--executor", "k8s", "slurm"]),
         (["recipe", "show", "nvfp5"], ["nvfp5", "nvfp4-sr"]),
         (["tensor", "absent.npy"], ["absent.npy"]),
         (["tensor", "few.toml"], [".toml", ".safetensors"]),

@@ -1,5 +1,7 @@
 """A task in plain torch: the lanes of a module that knows of none, each as if it were alone."""
 
+import warnings
+
 import msgspec
 import pytest
 import torch
@@ -194,6 +196,22 @@ def test_a_mistake_is_one_line_that_names_what_to_fix(name):
     with pytest.raises(ConfigError, match=message) as caught:
         plain_task(given(), "own.py:build", "own", "build")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_loss_that_is_refused_warns_of_nothing_first():
+    """torch warns of sizes that differ before it refuses them, with a path of its own."""
+    wrong = record(loss=lambda out, y: nn.functional.mse_loss(out["out"], y.float()))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(ConfigError, match=r"loss: found .*RuntimeError: The size of tensor a"):
+            plain_task(wrong, "own.py:build", "own", "build")
+    assert said == []
+
+
+def test_a_warning_of_a_loss_that_is_taken_is_seen():
+    doubtful = record(loss=lambda out, y: nn.functional.mse_loss(out["out"][:, :1], y.float()))
+    with pytest.warns(UserWarning, match="target size"):
+        plain_task(doubtful, "own.py:build", "own", "build")
 
 
 def test_what_a_slot_of_some_lanes_keeps_is_theirs_after_a_reload():

@@ -1,5 +1,6 @@
 """Recipes go through files and dicts unchanged, and a mistake in a file gives one line that says what to do."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fp4dse.dse import (
     SLOTS,
     ConfigError,
     Recipe,
+    Space,
     load_recipe,
     recipe_files,
     recipe_from_dict,
@@ -159,10 +161,35 @@ def test_nvfp4_sr_rounds_its_two_gradients_stochastically_in_the_unbiased_range(
 def test_toml_names_what_has_a_name():
     assert recipe_to_toml(Recipe.named("nvfp4-sr-rht")).splitlines()[-4:] == [
         "[wgrad]",
-        'g = { tensor_scale = "amax", rounding = "stochastic", range = "16/17" }',
+        'g = { like = "nvfp4-1716", rounding = "stochastic" }',
         'x = "nvfp4"',
         'rotation = "rht16"',
     ]
+
+
+@each("file", recipe_files().values())
+def test_every_operand_of_a_printed_recipe_says_what_it_starts_from(file):
+    """Whoever changes the others to another format sees that this one keeps its own."""
+    printed = tomllib.loads(recipe_to_toml(file.recipe))
+    operands = [printed[stage][operand] for stage, operand in (slot.split(".") for slot in SLOTS)]
+    assert all(isinstance(of, str) or "like" in of for of in operands)
+
+
+def test_a_printed_operand_is_like_one_of_its_own_format():
+    assert 'g = { like = "ue5m3-t448", rounding = "stochastic", range = "16/17" }' in recipe_to_toml(
+        Recipe.named("ue5m3-sr")
+    )
+
+
+def test_a_table_that_does_not_say_what_it_starts_from_is_refused(tmp_path):
+    text = recipe_to_toml(Recipe.named("mxfp4-sr-rht"))
+    (tmp_path / "mine.toml").write_text(re.sub(r"g = \{.*\}", 'g = { rounding = "stochastic" }', text))
+    with pytest.raises(ConfigError, match=r"dgrad.g: found '\{ rounding \}'; accepted: `like`"):
+        load_recipe("mine.toml", tmp_path)
+    base = recipe_to_dict(Recipe.named("mxfp4"))
+    base["wgrad"]["g"] = {"tensor_scale": "amax"}
+    with pytest.raises(ConfigError, match=r"base.wgrad.g: found '\{ tensor_scale \}'"):
+        Space.from_dict({"base": base})
 
 
 def test_a_recipe_is_loaded_by_name_or_from_a_file_beside(tmp_path):

@@ -348,6 +348,21 @@ def test_a_missing_recipe_file_is_named(tmp_path):
         Space.load(tmp_path / "try.toml")
 
 
+def test_a_base_that_is_a_space_is_said_to_be_one(tmp_path):
+    (tmp_path / "try.toml").write_text('base = "try.toml"\n[axes]\n"*" = ["nvfp4", "mxfp4"]\n')
+    said = r"try.toml: base: found 'try.toml'; accepted: the file of a recipe, with .*; this is a space's$"
+    with pytest.raises(ConfigError, match=said):
+        Space.load(tmp_path / "try.toml")
+
+
+@pytest.mark.parametrize("text", ["axes = [", ""])
+def test_a_file_that_is_no_toml_is_told_how_a_space_looks(text, tmp_path):
+    (tmp_path / "broken.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"as: base = .*axes = ") as caught:
+        Space.load(tmp_path / "broken.toml")
+    assert "recipe show" not in str(caught.value)
+
+
 # --- conditions, fixed fields, requirements ------------------------------------------------------------------------
 
 

@@ -105,16 +105,28 @@ def test_one_seed_and_no_metric_are_said_as_they_are(row):
     assert "val loss" in text
     assert "0.6000" in text
     assert "noise floor unknown" in text
+    assert "expected" not in pareto_table(summarize(runs), noise_floor(runs), verdicts=verdicts(runs))
 
 
 def test_recipes_whose_price_is_an_assumption_are_named(row):
     runs = pd.DataFrame([row(n, 0, v) for n, v in (("bf16", 0.5), ("nvfp4", 0.7), ("ue5m3-sr", 0.6))])
     summary = summarize(runs)
     (line,) = price_remarks(runs, summary)
-    assert line == "of the front, priced as if gb200 had what it lacks: ue5m3-sr (`fp4dse cost RECIPE` says what)"
-    assert line in pareto_table(summary, noise_floor(runs), remarks=[line])
+    says = "of its front, priced as if gb200 had what it lacks: ue5m3-sr (`fp4dse cost RECIPE` says what)"
+    assert line == f"vision (quickstart): {says}"
+    assert line in pareto_table(summary, noise_floor(runs), remarks=[line], width=140)
     native = runs[runs["recipe_name"].ne("ue5m3-sr")]
     assert price_remarks(native, summarize(native)) == []
+
+
+def test_an_assumed_price_is_said_of_the_task_on_whose_front_the_recipe_is(row):
+    losses = {"bf16": 0.5, "nvfp4": 0.7, "ue5m3-sr": 0.6}
+    rows = [row(n, 0, v, task="regression") for n, v in losses.items()]
+    rows += [row(n, 0, v) for n, v in {**losses, "ue5m3-sr": 0.9}.items()]
+    summary = summarize(runs := pd.DataFrame(rows))
+    assert not summary.loc[summary["task"].eq("vision") & summary["name"].eq("ue5m3-sr"), "on_front"].any()
+    (line,) = price_remarks(runs, summary)
+    assert line.startswith("regression (quickstart): of its front, priced as if gb200")
 
 
 def test_under_the_table_stands_what_to_use_how_sure_and_what_it_costs(runs):
@@ -124,6 +136,7 @@ def test_under_the_table_stands_what_to_use_how_sure_and_what_it_costs(runs):
     best = front_chance(runs).sort_values("gap").iloc[0]
     assert best["name"] in use
     assert change(best["expected"]) in use  # what new seeds would give, and no lucky mean
+    assert "(3 seeds; expected on new seeds: the mean of its row, drawn towards" in use
     assert any(line.startswith("How sure: ") and "BF16" in line for line in lines)
     assert any(re.match(r"Cost: +0\.\d\d of BF16's modelled step time \(llama-8b on gb200\)\.", line) for line in lines)
     assert any(line.startswith("Beware:") and "1 of 6 recipes diverged" in line for line in lines)
