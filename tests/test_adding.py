@@ -371,7 +371,7 @@ print(doubled(x) is there and torch.equal(there, 2 * x))
 """
 CHECKS = """
 from tests.kernels.test_dispatch import test_every_folder_with_kernels_is_in_the_registry as registry
-from tests.test_packaging import test_every_folder_with_modules_is_a_listed_package as packages
+from tests.house.test_packaging import test_every_folder_with_modules_is_a_listed_package as packages
 for check in registry, packages:
     try:
         check()
