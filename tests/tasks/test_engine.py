@@ -160,12 +160,13 @@ def test_the_population_uses_the_lanes_own_learning_rates():
 
 @pytest.mark.slow
 def test_the_teacher_student_fixture_holds_its_published_value_and_ordering():
-    """Published (2609.02846, seeds 41–43): BF16 0.001956, nearest 0.02713, stochastic 0.02758."""
+    """Published (2609.02846, seeds 41–43, rate 2e-3, which nobody tuned): BF16 0.001956, nearest 0.02713, stochastic
+    0.02758."""
     task = get_task("regression", "small")
     mean = {}
     for name in ("bf16", "ue5m3-t448", "ue5m3-sr"):
         recipe = Recipe.named(name) if name != "ue5m3-t448" else Recipe.uniform(_quantizer(name))
-        lanes = [Lane(recipe, task.lr, seed) for seed in (41, 42, 43)]
+        lanes = [Lane(recipe, 2e-3, seed) for seed in (41, 42, 43)]
         losses = [lane.val_loss for lane in results(task, lanes)]
         mean[name] = sum(losses) / 3
     assert mean["bf16"] == pytest.approx(0.00196, rel=0.05)
