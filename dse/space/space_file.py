@@ -121,7 +121,7 @@ def resolve(
         accepted = "a text without / and \\, that begins with no dot and no space"
         raise ConfigError(at_key(where, "name"), file.name, accepted)
     base = file.base
-    if isinstance(data.get("base"), dict):
+    if _open.get() and isinstance(data.get("base"), dict):  # what `recipe_to_dict` returns leaves defaults out
         check_starts(data["base"], where, "base")
     if base is None and not (file.join and not file.axes):
         base = BASE
