@@ -118,10 +118,10 @@ def resolve(
     """The fields of a space with everything read; what is read already stays as it is."""
     data = expanded({"name": "space", **data}, where)
     if isinstance(data.get("base"), dict):
-        base = recipe_from_dict(data["base"], where, "base")
+        table = data["base"]
+        data = {**data, "base": recipe_from_dict(table, where, "base")}
         if _open.get():  # in a file: what `recipe_to_dict` returns leaves defaults out
-            check_starts(data["base"], where, "base")
-        data = {**data, "base": base}
+            check_starts(table, where, "base")
     file = read(data, SpaceFile, where)
     if not re.fullmatch(NAME, file.name):
         accepted = "a text without / and \\, that begins with no dot and no space"
