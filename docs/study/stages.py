@@ -219,8 +219,10 @@ def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], list[
         print(f"chosen: {line.label}, {100 * line.gap:+.2f} %, {line.overhead:.2f} of BF16's time", flush=True)
     facts = find_facts(task, name)
     left = [recipe for one, recipe in recipes.items() if one in chosen]
-    (rate,) = {class_rates(facts, recipe)[0] for recipe in [Recipe.named("bf16"), *left]}  # or a sweep for each class
-    return left, [rate]
+    rates = {class_rates(facts, recipe)[0] for recipe in [Recipe.named("bf16"), *left]}
+    if len(rates) > 1:
+        sys.exit(f"{preset}: found the rates {sorted(rates)}; accepted: one for all classes, as a sweep has one list")
+    return left, [*rates]
 
 
 def run(command: list[str], log: IO[bytes], limit_s: float) -> int:

@@ -80,15 +80,16 @@ def check_starts(data: Mapping[str, typing.Any], where: str, *keys: str) -> None
             raise ConfigError(at_key(where, *keys, slot), f"{{ {', '.join(table)} }}", f"{accepted}, {more}")
 
 
-def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
-    """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
+def recipe_from_dict(data: object, where: str = "recipe", *keys: str) -> Recipe:
+    """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it, which
+    names `where` and `keys`."""
     data = expanded(data, where) if isinstance(data, dict) else data
     rules = data.pop("layers", []) if isinstance(data, dict) else []
-    recipe: Recipe = read(data, Recipe, where)
+    recipe: Recipe = read(data, Recipe, where, *keys)
     if rules:
-        recipe = msgspec.structs.replace(recipe, layers=_read_rules(rules, recipe, where))
+        recipe = msgspec.structs.replace(recipe, layers=_read_rules(rules, recipe, where, *keys, "layers"))
     for _, error in faults(recipe):
-        raise ConfigError(at_key(where, error.where), error.found, error.accepted)
+        raise ConfigError(at_key(where, *keys, error.where), error.found, error.accepted)
     return recipe
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.reading.library import check_starts, load_recipe, read_places, read_value
+from fp4dse.dse.reading.library import check_starts, load_recipe, read_places, read_value, recipe_from_dict
 from fp4dse.dse.reading.own_names import expanded
 from fp4dse.dse.reading.paths import Kind, parse_path, value_text
 from fp4dse.dse.reading.shorthand import read
@@ -116,13 +116,17 @@ def resolve(
     find: Finder = lambda _: None,
 ) -> dict[str, Any]:
     """The fields of a space with everything read; what is read already stays as it is."""
-    file = read(expanded({"name": "space", **data}, where), SpaceFile, where)
+    data = expanded({"name": "space", **data}, where)
+    if isinstance(data.get("base"), dict):
+        table = data["base"]
+        data = {**data, "base": recipe_from_dict(table, where, "base")}
+        if _open.get():  # in a file: what `recipe_to_dict` returns leaves defaults out
+            check_starts(table, where, "base")
+    file = read(data, SpaceFile, where)
     if not re.fullmatch(NAME, file.name):
         accepted = "a text without / and \\, that begins with no dot and no space"
         raise ConfigError(at_key(where, "name"), file.name, accepted)
     base = file.base
-    if isinstance(data.get("base"), dict):
-        check_starts(data["base"], where, "base")
     if base is None and not (file.join and not file.axes):
         base = BASE
     check_design(file.design, at_key(where, "design"))

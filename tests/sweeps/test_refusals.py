@@ -29,7 +29,7 @@ REFUSED = {
     "a value that an option does not take": partial(sweep, options={"lanes": "many"}),
     "a seed that another stage has": partial(sweep, stage="confirm"),
     "a rule for layers that the model does not have": partial(sweep, space=ELSEWHERE),
-    "a sampler of a search": partial(run_search, SPACE, sampler="random", trials=1, executor="k8s"),
+    "an executor of a search that there is not": partial(run_search, SPACE, sampler="random", trials=1, executor="k8s"),
 }
 
 

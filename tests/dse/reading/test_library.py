@@ -186,10 +186,16 @@ def test_a_table_that_does_not_say_what_it_starts_from_is_refused(tmp_path):
     (tmp_path / "mine.toml").write_text(re.sub(r"g = \{.*\}", 'g = { rounding = "stochastic" }', text))
     with pytest.raises(ConfigError, match=r"dgrad.g: found '\{ rounding \}'; accepted: `like`"):
         load_recipe("mine.toml", tmp_path)
-    base = recipe_to_dict(Recipe.named("mxfp4"))
-    base["wgrad"]["g"] = {"tensor_scale": "amax"}
-    with pytest.raises(ConfigError, match=r"base.wgrad.g: found '\{ tensor_scale \}'"):
-        Space.from_dict({"base": base})
+    space = "\n".join(f"[base.{line[1:]}" if line.startswith("[") else line for line in text.splitlines())
+    (tmp_path / "try.toml").write_text(re.sub(r"g = \{.*\}", 'g = { tensor_scale = "amax" }', space))
+    with pytest.raises(ConfigError, match=r"base.dgrad.g: found '\{ tensor_scale \}'"):
+        Space.load(tmp_path / "try.toml")
+
+
+@each("file", recipe_files().values())
+def test_a_recipe_as_plain_data_is_a_base_of_a_space(file):
+    """Which leaves out what is a default of Quantizer."""
+    assert Space.from_dict({"base": recipe_to_dict(file.recipe)}).base == file.recipe
 
 
 def test_a_recipe_is_loaded_by_name_or_from_a_file_beside(tmp_path):
