@@ -23,9 +23,8 @@ from fp4dse.dse.reading.own_names import as_defined, definitions, expanded, file
 from fp4dse.dse.reading.paths import Fields, RecipePath, parse_path, read_field, value_text, write
 from fp4dse.dse.reading.shorthand import NAMES, read, read_fields
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.record import Part, defaults, field_types, name_in, plain
+from fp4dse.dse.record import Part, defaults, field_types, name_in, part_types, plain
 from fp4dse.dse.rules import faults
-from fp4dse.dse.stages import SLOTS
 
 
 class RecipeFile(msgspec.Struct, frozen=True):
@@ -69,15 +68,25 @@ def read_recipe_file(path: Path) -> RecipeFile:
 
 
 def check_starts(data: Mapping[str, typing.Any], where: str, *keys: str) -> None:
-    """ConfigError for an operand in a person's file whose table does not say what it starts from. The defaults of
-    Quantizer, which stores leave out, are nobody's guess: blocks of 16 with E4M3 scales and no tensor scale."""
-    for slot in SLOTS:
-        stage, operand = slot.split(".")
-        table = data[stage][operand]
-        if isinstance(table, dict) and table.keys().isdisjoint(("like", "element", "scale", "block")):
+    """ConfigError for a quantizer in a person's file, of an operand, the attention core, a rollout or channels, whose
+    table does not say what it starts from. The defaults of Quantizer, which stores leave out, are nobody's guess:
+    blocks of 16 with E4M3 scales and no tensor scale."""
+    for path, table in _quantizer_tables(data, Recipe):
+        if table.keys().isdisjoint(("like", "element", "scale", "block")):
             accepted = '`like` with the quantizer that it changes, as { like = "mxfp4", rounding = "stochastic" }'
             more = "or element, scale and block of its own"
-            raise ConfigError(at_key(where, *keys, slot), f"{{ {', '.join(table)} }}", f"{accepted}, {more}")
+            raise ConfigError(at_key(where, *keys, *path), f"{{ {', '.join(table)} }}", f"{accepted}, {more}")
+
+
+def _quantizer_tables(
+    data: Mapping[str, typing.Any], cls: type[Part]
+) -> Iterator[tuple[tuple[str, ...], dict[str, typing.Any]]]:
+    """(keys, table) of the quantizers in a table of such a part."""
+    for name, type_ in field_types(cls).items():
+        if isinstance(table := data.get(name), dict):
+            for part in part_types(type_):
+                found = [((), table)] if part is Quantizer else _quantizer_tables(table, part)
+                yield from (((name, *path), of) for path, of in found)
 
 
 def recipe_from_dict(data: object, where: str = "recipe", *keys: str) -> Recipe:

@@ -192,6 +192,21 @@ def test_a_table_that_does_not_say_what_it_starts_from_is_refused(tmp_path):
         Space.load(tmp_path / "try.toml")
 
 
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("training.rollout.w", '[training.rollout]\nx = "mxfp4"\nw = { rounding = "stochastic" }'),
+        ("attention.dv.g", '[attention.dv]\ng = { rounding = "stochastic" }'),
+        ("fprop.channels.format", '[fprop.channels]\nkind = "held"\nshare = 0.1\nformat = { arithmetic = "fp32" }'),
+    ],
+)
+def test_so_is_one_beside_the_six_operands(key, table, tmp_path):
+    text = recipe_to_toml(Recipe.named("nvfp4"))
+    (tmp_path / "mine.toml").write_text(f"{text}\n{table}\n")
+    with pytest.raises(ConfigError, match=rf"{key}: found '\{{ \w+ \}}'; accepted: `like`"):
+        load_recipe("mine.toml", tmp_path)
+
+
 @each("file", recipe_files().values())
 def test_a_recipe_as_plain_data_is_a_base_of_a_space(file):
     """Which leaves out what is a default of Quantizer."""
