@@ -1,8 +1,8 @@
 """Answers that take torch, remembered from one command to the next: importing it takes longer than planning a sweep.
 
-An answer follows from the source of this package, from the versions of what it is computed with, and from the
-processor. They are hashed into a stamp; a file of another stamp counts for nothing. A process that begins with torch,
-as workers do, asks anew and reads nothing.
+An answer follows from the source of this package and its tuned rates, from the versions of what it is computed with,
+and from the processor. They are hashed into a stamp; a file of another stamp counts for nothing. A process that begins
+with torch, as workers do, asks anew and reads nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ T = TypeVar("T")
 WITH_TORCH = "torch" in sys.modules
 """Of this process, from the start: then nothing is gained."""
 PACKAGES = ("torch", "numpy", "scikit-learn", "msgspec")
+ROOT = Path(__file__).parents[1]
 PROCESSOR = ("vendor_id", "model name", "flags", "Features")
 """Lines of /proc/cpuinfo that say what a processor can do."""
 
@@ -74,14 +75,13 @@ def _read() -> _File:
 
 
 @cache
-def stamp() -> str:
+def stamp(root: Path = ROOT) -> str:
     """16 hex digits of all that answers depend on."""
     digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
-    for room in ("dse", "kernels", "tasks"):
-        for file in sorted((root / room).rglob("*.py")):
-            digest.update(file.relative_to(root).as_posix().encode())
-            digest.update(file.read_bytes())
+    code = [file for room in ("dse", "kernels", "tasks") for file in (root / room).rglob("*.py")]
+    for file in sorted([*code, *(root / "tasks" / "tuned").glob("*.json")]):
+        digest.update(file.relative_to(root).as_posix().encode())
+        digest.update(file.read_bytes())
     versions = [platform.python_version(), *map(_version, PACKAGES)]
     settings = [os.environ.get("ATEN_CPU_CAPABILITY", ""), platform.machine()]
     digest.update("\n".join([*versions, *settings, *_processor()]).encode())

@@ -45,6 +45,8 @@ def run_stages(folder: Path, text: str, name: str, *more: str) -> str:
 
 @pytest.mark.slow
 def test_a_sweep_has_the_rates_that_were_tuned_before_it_and_nothing_is_trained_twice(tmp_path):
+    asked = "from fp4dse.tasks import find_facts; find_facts('regression', 'smoke')"
+    subprocess.run([sys.executable, "-c", asked], check=True)  # and remembers them, with the rate that nobody tuned
     assert "it goes on" in run_stages(tmp_path, FILE, "first", "--wait", "0")
     assert "ended" in run_stages(tmp_path, FILE, "first", "--wait", "300").splitlines()
     runs = open_store(tmp_path / "first" / "chains" / "one" / "store").runs(

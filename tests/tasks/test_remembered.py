@@ -57,6 +57,18 @@ def test_where_nothing_can_be_written_it_is_asked_each_time(folder):
     assert recall("more", int) is None
 
 
+def test_the_stamp_follows_the_code_and_the_tuned_rates(tmp_path):
+    """A sweep after a tuning has its rates, though no line of code changed."""
+    stamps = [remembered.stamp.__wrapped__(tmp_path)]
+    for name in ("tasks/engine/run.py", "dse/a.py", "tasks/tuned/regression-smoke.json", "kernels/ops/b.py"):
+        file = tmp_path / name
+        for text in ("1", "2"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            stamps.append(remembered.stamp.__wrapped__(tmp_path))
+    assert len(set(stamps)) == 9
+
+
 STAMP = "from fp4dse.tasks.remembered import stamp; print(stamp())"
 
 
