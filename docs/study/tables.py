@@ -169,8 +169,7 @@ def _pairs(runs: pd.DataFrame) -> list[dict[str, object]]:
             row: dict[str, object] = {"technique": name, "on top of, or in place of": on}
             for heading, gaps in (("loss", quantized), ("loss in BF16", bf16)):
                 of_seeds = np.mean([gaps[at[b]] - gaps[at[a]] for a, b in some], axis=0)
-                line = paired_interval(of_seeds[None]).iloc[0]
-                row[heading] = change_with_range(line["mean"], line["low"], line["high"])
+                row[heading] = _interval(of_seeds)
             rows.append(row)
     return rows
 
@@ -252,10 +251,6 @@ def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
     _, bf16 = by_seed(rows, rows["gap_bf16"])
     at, half = {name: row for row, name in enumerate(ids)}, quantized.shape[1] // 2
 
-    def interval(values: np.ndarray) -> str:
-        line = paired_interval(values[None]).iloc[0]
-        return change_with_range(line["mean"], line["low"], line["high"])
-
     seeds = sorted(rows["seed"].unique())
     first, other = (", ".join(str(seed) for seed in part) for part in (seeds[:half], seeds[half:]))
     out: list[dict[str, object]] = []
@@ -268,9 +263,9 @@ def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
                 "time of a step": f"{line['overhead']:.2f}",
                 f"loss, seeds {first}": change(gaps[:half].mean()),
                 f"seeds {other}": change(gaps[half:].mean()),
-                "all four": interval(gaps),
-                "in BF16": interval(bf16[at[name]]),
-                "against the row above": "" if before is None else interval(gaps - before),
+                "all four": _interval(gaps),
+                "in BF16": _interval(bf16[at[name]]),
+                "against the row above": "" if before is None else _interval(gaps - before),
                 "chance of the front": f"{chances[name]:.2f}",
             }
         )
@@ -282,10 +277,10 @@ def _reducible(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for BF16, its loss above the text's entropy, and for each recipe trained at 10M: its gap in that."""
     lines = summarize(runs[runs["task"].eq("language")])
     names = lines.loc[lines["preset"].eq("10M") & lines["label"].ne("bf16"), "config_id"]
-    found = lines[lines["config_id"].isin(names)].set_index(["config_id", "preset"])
+    found = lines[lines["config_id"].isin(names)].sort_values("overhead")
     rows: list[dict[str, object]] = []
-    for name in lines[lines["config_id"].isin(names)].sort_values("overhead")["config_id"].unique():
-        of = found.loc[name]
+    for _, of in found.groupby("config_id", sort=False):
+        of = of.set_index("preset")
         row: dict[str, object] = {"recipe": of["label"].iloc[-1]}
         for preset in _by_size(of.index):
             line = of.loc[preset]
@@ -368,6 +363,12 @@ def _extrapolated(runs: pd.DataFrame) -> list[dict[str, object]]:
         }
         for (preset, model), lines in found.groupby(["preset", "model"], sort=False, observed=True)
     ]
+
+
+def _interval(gaps: np.ndarray) -> str:
+    """The mean of gaps, one a seed, with its t interval."""
+    line = paired_interval(gaps[None]).iloc[0]
+    return change_with_range(line["mean"], line["low"], line["high"])
 
 
 def _gap(gap: float, low: float, high: float, seeds: int) -> str:
