@@ -45,9 +45,10 @@ def test_the_best_rate_of_a_class_has_a_worse_one_on_either_side(found):
         assert tried[rate] == min(tried.values())
 
 
-def test_no_seed_of_a_tuning_is_one_that_a_sweep_has_by_itself():
+def test_no_seed_that_chose_a_rate_is_one_that_a_sweep_has_by_itself():
+    """Nor one of the check, which chooses nothing, and may have a sweep's."""
     for found in SHIPPED:
-        assert min(found.seeds + found.fresh_seeds) >= 1000
+        assert min(found.seeds) >= 1000
         assert not set(found.seeds) & set(found.fresh_seeds)
 
 

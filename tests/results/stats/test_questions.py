@@ -17,6 +17,8 @@ from fp4dse.results.stats.questions import load_questions
 from fp4dse.results.text.answer_tables import answer_rows, effect_tables
 from fp4dse.sweeps.arguments import find_space
 
+SCALE = range(30, 34)
+"""Seeds of the study's stage *scale*."""
 STUDY = Path(__file__).parents[3] / "docs" / "study"
 
 FILE = """
@@ -258,6 +260,7 @@ def test_the_findings_begin_with_the_numbers_of_answers_that_their_table_has():
 
 def test_the_task_that_repeats_effects_resolves_as_the_findings_say():
     read = [("task", "==", "language"), ("preset", "in", ["1M", "10M"]), ("recipe_label", "in", ["bf16", "nvfp4"])]
+    read += [("seed", "<", 30), ("device_class", "==", "NVIDIA H100 80GB HBM3")]  # of pairs and halve
     columns = ["preset", "recipe_label", "seed", "val_loss"]
     rows = pd.read_parquet(STUDY / "store" / "parts", columns=columns, filters=read)
     loss = np.log(rows.pivot_table(index=["preset", "seed"], columns="recipe_label", values="val_loss", observed=True))
@@ -303,7 +306,7 @@ def test_numbers_of_the_findings_are_those_of_the_rows(before, after, row):
 def test_what_the_findings_say_is_repeated_is_so_by_the_t_interval_of_the_rows(pairs, row):
     """Confirmed effects whose interval for the whole question holds zero at 1M: recomputed without pooling."""
     labels = sorted({label for pair in pairs for label in pair})
-    read = [("task", "==", "language"), ("preset", "==", "1M"), ("recipe_label", "in", labels)]
+    read = [("task", "==", "language"), ("preset", "==", "1M"), ("recipe_label", "in", labels), ("seed", "<", 30)]
     rows = pd.read_parquet(STUDY / "store" / "parts", columns=["recipe_label", "seed", "val_loss"], filters=read)
     loss = np.log(rows.pivot_table(index="seed", columns="recipe_label", values="val_loss", observed=True))
     change = np.mean([loss[after] - loss[before] for before, after in pairs], axis=0)
@@ -339,18 +342,49 @@ def test_steps_along_the_confirmed_front_are_told_where_the_findings_say_so():
     assert [told[name].item() for name in told] == [True, True, False, True, True]
 
 
-def test_the_order_of_the_ten_that_lie_close_at_10m_is_what_the_findings_say():
-    """Recipes that quantize both passes; the two worst of the twelve are left out."""
+def test_the_order_of_the_twelve_that_lie_close_at_10m_is_what_the_findings_say():
+    """Recipes that quantize both passes; the two worst of the fourteen are left out."""
     rows = open_store(STUDY / "store").runs()
-    rows = rows[rows["task"].eq("language") & rows["preset"].isin(["0.4M", "1M", "10M"])]
-    recipes = {recipe.canonical().config_id: recipe for recipe in Space.load(STUDY / "halve.toml").recipes()}
+    rows = rows[rows["task"].eq("language") & rows["preset"].isin(["0.4M", "1M", "10M"]) & ~rows["seed"].isin(SCALE)]
+    spaces = [Space.load(STUDY / f"{name}.toml") for name in ("halve", "quartet2-10M")]
+    recipes = {recipe.canonical().config_id: recipe for space in spaces for recipe in space.recipes()}
     both = [name for name, r in recipes.items() if not r.fprop.w.is_plain and not r.wgrad.g.is_plain]
     mine = rows[rows["config_id"].isin(both)]
     gaps = (
         mine.pivot_table(index="config_id", columns="preset", values="gap", observed=True).sort_values("10M").iloc[:-2]
     )
-    assert len(gaps) == 10
+    assert len(gaps) == 12
     assert gaps["10M"].max() - gaps["10M"].min() < 0.0011
     rank = gaps.corr("spearman")["10M"].map("{:.2f}".format).str.lstrip("0")
     page = (STUDY / "findings.md").read_text().replace("\n", " ")
-    assert f"with 10M is {rank['0.4M']} (p = .31). **1M has most of it, {rank['1M']}**" in page
+    assert f"with 10M is {rank['0.4M']} (p = .32). **1M has most of it, {rank['1M']}**" in page
+
+
+def test_gaps_of_the_scale_stage_are_those_of_its_rows_and_their_order_is_one():
+    """Recomputed from losses and the entropy of their texts, without the package's statistics."""
+    columns = ["preset", "recipe_label", "seed", "val_loss", "val_metric"]
+    read = [("task", "==", "language"), ("seed", "in", list(SCALE))]
+    rows = pd.read_parquet(STUDY / "store" / "parts", columns=columns, filters=read)
+    rows = rows[rows["preset"].ne("30M")]
+    page = (STUDY / "findings.md").read_text()
+    means = {}
+    for marker, value in (("scale", "val_loss"), ("shares", "val_metric")):
+        log = np.log(rows.pivot_table(index=["preset", "seed"], columns="recipe_label", values=value, observed=True))
+        gaps = log.sub(log["bf16"], axis=0).drop(columns="bf16")
+        means[marker] = gaps.groupby("preset", observed=True).mean()
+        table = page.partition(f"<!-- {marker} -->")[2].partition("<!-- end -->")[0]
+        lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+        heads, lines = lines[0], lines[2:]
+        assert {line[0] for line in lines} == set(gaps.columns)
+        for line in lines:
+            for preset in ("0.4M", "1M", "10M"):
+                of = gaps.loc[preset, line[0]]
+                assert len(of) == 4
+                assert float(line[heads.index(preset)].split(" %")[0]) == pytest.approx(
+                    100 * np.expm1(of.mean()), abs=0.051 if marker == "shares" else 0.0051
+                )
+    percent = means["scale"].T
+    assert percent["1M"].corr(percent["10M"], "spearman") == 1
+    rises = {line[0] for line in lines if "rises" in line}
+    assert rises == {"nvfp4", "mxfp4"}
+    assert set(means["shares"].T.query("`10M` > `0.4M`").index) >= rises

@@ -1,0 +1,28 @@
+"""What stands in the cells of findings.md's tables, and the tables themselves in Markdown."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fp4dse.results.stats.intervals import paired_interval
+from fp4dse.results.text.ratios import change_with_range
+
+
+def interval(gaps: np.ndarray) -> str:
+    """The mean of gaps, one a seed, with its t interval."""
+    line = paired_interval(gaps[None]).iloc[0]
+    return change_with_range(line["mean"], line["low"], line["high"])
+
+
+def gap(gap: float, low: float, high: float, seeds: int) -> str:
+    """A gap with its 95 % interval and the seeds that it is from."""
+    return f"{change_with_range(gap, low, high)}, {int(seeds)} seeds"
+
+
+def markdown(rows: list[dict[str, object]]) -> str:
+    """The rows as a table, with the columns of all of them; in words where there are none."""
+    if not rows:
+        return "\nNothing was trained for this yet.\n\n"
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---"] * len(names), *([str(row.get(name, "")) for name in names] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
