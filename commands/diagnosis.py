@@ -48,7 +48,7 @@ def diagnose(
     import msgspec
 
     from fp4dse.results.report import diagnosis_page as page
-    from fp4dse.results.stats.causes import causes, sentence
+    from fp4dse.results.stats.recipes.causes import causes, sentence
     from fp4dse.sweeps.arguments import find_recipe, parse_lrs, parse_tasks
     from fp4dse.tasks import Lane, check_device, get_task
     from fp4dse.tasks.facts import rate_of

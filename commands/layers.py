@@ -131,8 +131,8 @@ def _print(opened: Any, study: Any, said: str, as_json: bool) -> None:
     """The tables of a study and where its report is; it is written here."""
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results.report import write_report
-    from fp4dse.results.stats.sensitivity import measured_choice
-    from fp4dse.results.stats.sensitivity import sensitivity as lines_of
+    from fp4dse.results.stats.layers.sensitivity import measured_choice
+    from fp4dse.results.stats.layers.sensitivity import sensitivity as lines_of
     from fp4dse.results.text import sensitivity_table as text
     from fp4dse.sweeps.stores import report_path
 

@@ -127,7 +127,7 @@ def compare(
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
     from fp4dse.results.stats.levels import units
-    from fp4dse.results.stats.margins import Margin, check_unit, read_margin
+    from fp4dse.results.stats.recipes.margins import Margin, check_unit, read_margin
     from fp4dse.results.text.frames import plain, records
     from fp4dse.results.text.ratios import change_with_range, written_in
     from fp4dse.sweeps.arguments import find_stored
@@ -173,9 +173,9 @@ def answer(
 
     As JSON: {"effects": [...], "answers": [...]}, with differences as log ratios, or shares where gaps are in points.
     """
-    from fp4dse.results.stats.answers import answers, effects_of
     from fp4dse.results.stats.levels import units
-    from fp4dse.results.stats.questions import load_questions
+    from fp4dse.results.stats.techniques.answers import answers, effects_of
+    from fp4dse.results.stats.techniques.questions import load_questions
     from fp4dse.results.text.answer_tables import answer_rows, effect_tables
     from fp4dse.results.text.frames import records
 

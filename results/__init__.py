@@ -11,25 +11,25 @@ from fp4dse.results.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from fp4dse.results.report import write_report
-    from fp4dse.results.stats.agreement import agreement
-    from fp4dse.results.stats.candidates import candidates
-    from fp4dse.results.stats.confirmed import confirmed
-    from fp4dse.results.stats.divergence import divergence
-    from fp4dse.results.stats.effects import effects
-    from fp4dse.results.stats.equal_cost import matched
-    from fp4dse.results.stats.equivalence import against, compare
-    from fp4dse.results.stats.extrapolation import extrapolation
-    from fp4dse.results.stats.front_chance import front_chance, hypervolume
-    from fp4dse.results.stats.lasso import stability
-    from fp4dse.results.stats.loss_law import loss_law
-    from fp4dse.results.stats.marginal import marginal, neighbours
-    from fp4dse.results.stats.margins import margins
     from fp4dse.results.stats.paired import add_gap, learning_rates
-    from fp4dse.results.stats.pareto import front
-    from fp4dse.results.stats.pooled import pooled_effects
-    from fp4dse.results.stats.recovered import recovered
-    from fp4dse.results.stats.scaling import scaling
-    from fp4dse.results.stats.summary import noise_floor, summarize
+    from fp4dse.results.stats.recipes.candidates import candidates
+    from fp4dse.results.stats.recipes.confirmed import confirmed
+    from fp4dse.results.stats.recipes.equal_cost import matched
+    from fp4dse.results.stats.recipes.equivalence import against, compare
+    from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
+    from fp4dse.results.stats.recipes.margins import margins
+    from fp4dse.results.stats.recipes.pareto import front
+    from fp4dse.results.stats.recipes.summary import noise_floor, summarize
+    from fp4dse.results.stats.sizes.agreement import agreement
+    from fp4dse.results.stats.sizes.extrapolation import extrapolation
+    from fp4dse.results.stats.sizes.loss_law import loss_law
+    from fp4dse.results.stats.sizes.scaling import scaling
+    from fp4dse.results.stats.techniques.divergence import divergence
+    from fp4dse.results.stats.techniques.effects import effects
+    from fp4dse.results.stats.techniques.lasso import stability
+    from fp4dse.results.stats.techniques.marginal import marginal, neighbours
+    from fp4dse.results.stats.techniques.pooled import pooled_effects
+    from fp4dse.results.stats.techniques.recovered import recovered
     from fp4dse.results.text.frames import records
     from fp4dse.results.text.pareto_table import pareto_table
 
@@ -37,25 +37,25 @@ __getattr__ = lazy(
     __name__,
     **{
         "report": ("write_report",),
-        "stats.agreement": ("agreement",),
-        "stats.candidates": ("candidates",),
-        "stats.confirmed": ("confirmed",),
-        "stats.divergence": ("divergence",),
-        "stats.effects": ("effects",),
-        "stats.equal_cost": ("matched",),
-        "stats.equivalence": ("against", "compare"),
-        "stats.extrapolation": ("extrapolation",),
-        "stats.front_chance": ("front_chance", "hypervolume"),
-        "stats.lasso": ("stability",),
-        "stats.loss_law": ("loss_law",),
-        "stats.marginal": ("marginal", "neighbours"),
-        "stats.margins": ("margins",),
         "stats.paired": ("add_gap", "learning_rates"),
-        "stats.pareto": ("front",),
-        "stats.pooled": ("pooled_effects",),
-        "stats.recovered": ("recovered",),
-        "stats.scaling": ("scaling",),
-        "stats.summary": ("noise_floor", "summarize"),
+        "stats.recipes.candidates": ("candidates",),
+        "stats.recipes.confirmed": ("confirmed",),
+        "stats.recipes.equal_cost": ("matched",),
+        "stats.recipes.equivalence": ("against", "compare"),
+        "stats.recipes.front_chance": ("front_chance", "hypervolume"),
+        "stats.recipes.margins": ("margins",),
+        "stats.recipes.pareto": ("front",),
+        "stats.recipes.summary": ("noise_floor", "summarize"),
+        "stats.sizes.agreement": ("agreement",),
+        "stats.sizes.extrapolation": ("extrapolation",),
+        "stats.sizes.loss_law": ("loss_law",),
+        "stats.sizes.scaling": ("scaling",),
+        "stats.techniques.divergence": ("divergence",),
+        "stats.techniques.effects": ("effects",),
+        "stats.techniques.lasso": ("stability",),
+        "stats.techniques.marginal": ("marginal", "neighbours"),
+        "stats.techniques.pooled": ("pooled_effects",),
+        "stats.techniques.recovered": ("recovered",),
         "text.frames": ("records",),
         "text.pareto_table": ("pareto_table",),
     },

@@ -8,28 +8,28 @@ from functools import partial
 import pandas as pd
 import pyarrow as pa
 
-from fp4dse.results.stats.agreement import agreement, published
-from fp4dse.results.stats.confirmed import confirmed
-from fp4dse.results.stats.divergence import divergence
-from fp4dse.results.stats.effects import EFFECTS_READ, effects
-from fp4dse.results.stats.equal_cost import matched
-from fp4dse.results.stats.equivalence import against
-from fp4dse.results.stats.extrapolation import extrapolation
-from fp4dse.results.stats.front_chance import front_chance, hypervolume
-from fp4dse.results.stats.lacking import recipes_lacking, sizes_lacking
-from fp4dse.results.stats.lasso import stability
-from fp4dse.results.stats.loss_law import loss_law
-from fp4dse.results.stats.marginal import marginal
-from fp4dse.results.stats.margins import margins
 from fp4dse.results.stats.paired import SETTING, learning_rates
-from fp4dse.results.stats.pooled import pooled_effects
-from fp4dse.results.stats.recovered import RECOVERED_READ, recovered
-from fp4dse.results.stats.rollout_effects import rollout_effects
-from fp4dse.results.stats.rollout_numbers import RECORDED_READ, nothing_recorded, rollout_numbers
-from fp4dse.results.stats.scaling import scaling
-from fp4dse.results.stats.sizes import SIZES_READ
-from fp4dse.results.stats.summary import noise_floor, summarize
-from fp4dse.results.stats.verdict import VERDICTS_READ
+from fp4dse.results.stats.recipes.confirmed import confirmed
+from fp4dse.results.stats.recipes.equal_cost import matched
+from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.recipes.margins import margins
+from fp4dse.results.stats.recipes.summary import noise_floor, summarize
+from fp4dse.results.stats.recipes.verdict import VERDICTS_READ
+from fp4dse.results.stats.rollouts.effects import rollout_effects
+from fp4dse.results.stats.rollouts.numbers import RECORDED_READ, nothing_recorded, rollout_numbers
+from fp4dse.results.stats.sizes.agreement import agreement, published
+from fp4dse.results.stats.sizes.extrapolation import extrapolation
+from fp4dse.results.stats.sizes.lacking import recipes_lacking, sizes_lacking
+from fp4dse.results.stats.sizes.loss_law import loss_law
+from fp4dse.results.stats.sizes.points import SIZES_READ
+from fp4dse.results.stats.sizes.scaling import scaling
+from fp4dse.results.stats.techniques.divergence import divergence
+from fp4dse.results.stats.techniques.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.techniques.lasso import stability
+from fp4dse.results.stats.techniques.marginal import marginal
+from fp4dse.results.stats.techniques.pooled import pooled_effects
+from fp4dse.results.stats.techniques.recovered import RECOVERED_READ, recovered
 
 
 def front(runs: pd.DataFrame) -> pd.DataFrame:

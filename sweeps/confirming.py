@@ -1,10 +1,9 @@
 """Trains the candidates of a store again with fresh seeds, so that the luckiest of many is not taken for the best.
 
-Candidates are those of results/stats/candidates.py, from screened rows alone; each stands at the learning rate that its
-screened seeds chose, and BF16 at its own. Fresh seeds are the first from FIRST_SEED on that were not screened, so the
-same command goes on where it was stopped, and more seeds are added to those that there are. Its rows say `confirm` in
-the column `stage`; confirmed.py says what follows from them.
-"""
+Candidates are those of results/stats/recipes/candidates.py, from screened rows alone; each stands at the learning
+rate that its screened seeds chose, and BF16 at its own. Fresh seeds are the first from FIRST_SEED on that were not
+screened, so the same command goes on where it was stopped, and more seeds are added to those that there are. Its rows
+say `confirm` in the column `stage`; confirmed.py says what follows from them."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict
 from fp4dse.results import Store, summarize
-from fp4dse.results.stats.candidates import REACH, candidates
-from fp4dse.results.stats.confirmed import LEAST_SEEDS
+from fp4dse.results.stats.recipes.candidates import REACH, candidates
+from fp4dse.results.stats.recipes.confirmed import LEAST_SEEDS
+from fp4dse.results.stats.recipes.summary import SUMMARIZED
 from fp4dse.results.stats.stages import CONFIRM, screened
-from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.results.text.ratios import counted
 from fp4dse.sweeps.plan import Rates
 from fp4dse.sweeps.progress import duration

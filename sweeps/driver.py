@@ -20,7 +20,7 @@ import msgspec
 
 from fp4dse.dse import StoreError
 from fp4dse.results import Store, summarize
-from fp4dse.results.stats.summary import SUMMARIZED
+from fp4dse.results.stats.recipes.summary import SUMMARIZED
 from fp4dse.results.store.atomic import writing
 from fp4dse.results.store.pricing import PRICED
 from fp4dse.results.text.ratios import change, counted, noun, written_in

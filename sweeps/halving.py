@@ -23,8 +23,8 @@ import pandas as pd
 from fp4dse.dse import ConfigError
 from fp4dse.results import Store, front, summarize
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
+from fp4dse.results.stats.recipes.summary import SUMMARIZED
 from fp4dse.results.stats.stages import screened
-from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rungs import keep_lanes
 

@@ -24,10 +24,10 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.sensitivity import SCOPES, By, Grain, Unit, alone, ends, products, spared, units
 from fp4dse.dse.stages import STAGES
 from fp4dse.results import Store
-from fp4dse.results.stats.knapsack import best_choice, options
-from fp4dse.results.stats.sensitivity import sensitivity
+from fp4dse.results.stats.layers.knapsack import best_choice, options
+from fp4dse.results.stats.layers.sensitivity import sensitivity
+from fp4dse.results.stats.layers.study import Measured, Spared, Spend, Study
 from fp4dse.results.stats.stages import CONFIRM
-from fp4dse.results.stats.study import Measured, Spared, Spend, Study
 from fp4dse.results.store.studies import read_studies, record_study
 from fp4dse.sweeps.confirming import FIRST_SEED
 from fp4dse.sweeps.sweep import SweepResult, run_sweep

@@ -21,14 +21,14 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.results import Store, summarize
-from fp4dse.results.stats.equivalence import differences
 from fp4dse.results.stats.factors import AXES, factors
 from fp4dse.results.stats.levels import POINTS as UNIT_OF_SHARES
 from fp4dse.results.stats.levels import are_shares
-from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
+from fp4dse.results.stats.recipes.equivalence import differences
+from fp4dse.results.stats.recipes.margins import margin_of
+from fp4dse.results.stats.recipes.verdict import VERDICTS_READ, Against, bf16_words, verdicts
 from fp4dse.results.stats.stages import screened
-from fp4dse.results.stats.verdict import VERDICTS_READ, Against, bf16_words, verdicts
 from fp4dse.results.text.labels import short_labels
 from fp4dse.results.text.pareto_table import answers, metric_title
 from fp4dse.results.text.ratios import change_with_range, noun, written_in

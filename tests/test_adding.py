@@ -225,7 +225,7 @@ ADDED: dict[str, Edits] = {
         "results/views.py": [
             ("VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {\n", '    "lucky": lucky,\n'),
             (
-                "from fp4dse.results.stats.lasso import stability\n",
+                "from fp4dse.results.stats.techniques.lasso import stability\n",
                 "from fp4dse.results.stats.lucky import lucky\n",
             ),
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fp4dse.results.stats.intervals import paired_interval
+from fp4dse.results.stats.estimates.intervals import paired_interval
 from fp4dse.results.text.ratios import change_with_range
 
 

@@ -14,11 +14,11 @@ from scipy.stats import ttest_ind
 from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.results import summarize
-from fp4dse.results.stats.agreement import Ranked, agreement, agreement_with_fewer_seeds, compared, published
-from fp4dse.results.stats.extrapolation import extrapolation
-from fp4dse.results.stats.intervals import holm
+from fp4dse.results.stats.estimates.intervals import holm
+from fp4dse.results.stats.estimates.spread import spread_over_seeds
 from fp4dse.results.stats.paired import by_seed, rows_at_best_lr
-from fp4dse.results.stats.spread import spread_over_seeds
+from fp4dse.results.stats.sizes.agreement import Ranked, agreement, agreement_with_fewer_seeds, compared, published
+from fp4dse.results.stats.sizes.extrapolation import extrapolation
 from fp4dse.results.text.ratios import change_with_range
 
 HERE = Path(__file__).parent

@@ -197,7 +197,7 @@ def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], list[
     recipe lacks three seeds on one kind of machine."""
     from fp4dse.dse import Recipe
     from fp4dse.results import open_store
-    from fp4dse.results.stats.front_chance import front_chance
+    from fp4dse.results.stats.recipes.front_chance import front_chance
     from fp4dse.sweeps.arguments import parse_tasks
     from fp4dse.sweeps.plan import class_rates
     from fp4dse.tasks import find_facts

@@ -19,10 +19,10 @@ from sizes import HALVED, OF_EARLIER, OF_SCALE, SCALE, one_machine
 from fp4dse.dse import Space, recipe_from_dict
 from fp4dse.dse.cost import BAND
 from fp4dse.results import open_store, summarize
-from fp4dse.results.stats.answers import answers, effects_of
-from fp4dse.results.stats.intervals import paired_interval
+from fp4dse.results.stats.estimates.intervals import paired_interval
 from fp4dse.results.stats.paired import add_gap, by_seed, rows_at_best_lr
-from fp4dse.results.stats.questions import Questions, load_questions
+from fp4dse.results.stats.techniques.answers import answers, effects_of
+from fp4dse.results.stats.techniques.questions import Questions, load_questions
 from fp4dse.results.text.answer_tables import answer_rows, effect_tables
 from fp4dse.results.text.ratios import change, change_with_range
 from fp4dse.results.views import front

@@ -15,12 +15,12 @@ import pandas as pd
 
 from fp4dse.results.bench.statistics import Score, summed
 from fp4dse.results.published import tables
-from fp4dse.results.stats.agreement import APART, Ranked, ceiling, compared, recipe_gaps
-from fp4dse.results.stats.curve_fits import Array
-from fp4dse.results.stats.extrapolation import extrapolation
-from fp4dse.results.stats.loss_law import KNOWN, REFERENCE, loss_law
-from fp4dse.results.stats.rankings import signs, spearman
-from fp4dse.results.stats.scaling import scaling
+from fp4dse.results.stats.estimates.curve_fits import Array
+from fp4dse.results.stats.estimates.rankings import signs, spearman
+from fp4dse.results.stats.sizes.agreement import APART, Ranked, ceiling, compared, recipe_gaps
+from fp4dse.results.stats.sizes.extrapolation import extrapolation
+from fp4dse.results.stats.sizes.loss_law import KNOWN, REFERENCE, loss_law
+from fp4dse.results.stats.sizes.scaling import scaling
 
 PRESETS = {"0.4M": (4e5, 20), "1M": (1e6, 20), "3M": (3e6, 20), "10M": (1e7, 5), "10M-long": (1e7, 20), "30M": (3e7, 5)}
 """Name -> parameters, tokens for each."""

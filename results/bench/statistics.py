@@ -21,18 +21,18 @@ import pandas as pd
 from fp4dse.results.bench.generated import KNOBS
 from fp4dse.results.bench.studies import SIZES, WORLDS, Study, drawn, resampled
 from fp4dse.results.report.technique_findings import standing
-from fp4dse.results.stats.candidates import candidates
-from fp4dse.results.stats.confirmed import confirmed
-from fp4dse.results.stats.effects import effects
-from fp4dse.results.stats.equal_cost import matched
-from fp4dse.results.stats.equivalence import against
-from fp4dse.results.stats.front_chance import front_chance
-from fp4dse.results.stats.marginal import marginal, neighbours
 from fp4dse.results.stats.paired import DERIVED, add_gap, learning_rates, rows_at_best_lr
-from fp4dse.results.stats.pareto import front
+from fp4dse.results.stats.recipes.candidates import candidates
+from fp4dse.results.stats.recipes.confirmed import confirmed
+from fp4dse.results.stats.recipes.equal_cost import matched
+from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.front_chance import front_chance
+from fp4dse.results.stats.recipes.pareto import front
+from fp4dse.results.stats.recipes.summary import summarize
+from fp4dse.results.stats.recipes.verdict import Verdict, verdicts_from, with_chance
 from fp4dse.results.stats.stages import CONFIRM, STAGE
-from fp4dse.results.stats.summary import summarize
-from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.results.stats.techniques.effects import effects
+from fp4dse.results.stats.techniques.marginal import marginal, neighbours
 
 Score = tuple[str, float, float]
 """The name of what is measured, its sum over the lines of a study, and how many lines."""

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from fp4dse.results.bench.generated import as_rows, generated, screening
-from fp4dse.results.stats.effects import effects
-from fp4dse.results.stats.equivalence import against
-from fp4dse.results.stats.front_chance import front_chance, hypervolume
-from fp4dse.results.stats.lasso import stability
+from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.techniques.effects import effects
+from fp4dse.results.stats.techniques.lasso import stability
 from fp4dse.results.store.compaction import write_part
 from fp4dse.results.store.inbox import encode_ipc
 from fp4dse.results.store.integrity import file_name

@@ -33,7 +33,7 @@ from fp4dse.results.report import (
 from fp4dse.results.report.findings import COLUMNS, Findings, Statistics, findings
 from fp4dse.results.report.markup import many, number
 from fp4dse.results.report.page import page
-from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.estimates.intervals import CONFIDENCE
 from fp4dse.results.store.atomic import write_atomic
 from fp4dse.results.store.spaces import spaces, store_name
 from fp4dse.results.store.store import Store

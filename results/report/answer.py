@@ -13,10 +13,10 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called, changed, changed_with, many, number, spoken
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.levels import POINTS
-from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
-from fp4dse.results.stats.pareto import LEAST_SAVING
-from fp4dse.results.stats.verdict import EXPECTED_WORDS, Against, Confirmed, Verdict, bf16_words, front_words
+from fp4dse.results.stats.recipes.margins import Margin, margin_text
+from fp4dse.results.stats.recipes.pareto import LEAST_SAVING
+from fp4dse.results.stats.recipes.verdict import EXPECTED_WORDS, Against, Confirmed, Verdict, bf16_words, front_words
 from fp4dse.results.text.ratios import best, noun
 
 QUERIES = (

@@ -10,7 +10,7 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called, changed, changed_with
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, for_each_setting
-from fp4dse.results.stats.candidates import REACH
+from fp4dse.results.stats.recipes.candidates import REACH
 from fp4dse.results.text.labels import Labels
 
 QUERIES = ("FROM confirmed",)

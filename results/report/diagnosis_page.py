@@ -13,7 +13,7 @@ from typing import Any
 
 from fp4dse.results.report.figures import AXIS, COLOURS, DASHES, LAYOUT
 from fp4dse.results.report.page import page, plot, table
-from fp4dse.results.stats.causes import THRESHOLDS, causes, flat_from, sentence
+from fp4dse.results.stats.recipes.causes import THRESHOLDS, causes, flat_from, sentence
 from fp4dse.results.store.atomic import write_atomic
 from fp4dse.results.text.ratios import change
 

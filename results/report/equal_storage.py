@@ -10,8 +10,8 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called, changed, changed_with
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, for_each_setting
-from fp4dse.results.stats.equal_cost import TOLERANCE
-from fp4dse.results.stats.margins import margin_text
+from fp4dse.results.stats.recipes.equal_cost import TOLERANCE
+from fp4dse.results.stats.recipes.margins import margin_text
 from fp4dse.results.text.labels import Labels
 from fp4dse.results.text.ratios import noun
 

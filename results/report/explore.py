@@ -21,8 +21,8 @@ from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.factors import AXES as RECIPE_AXES
 from fp4dse.results.stats.factors import PLAIN
 from fp4dse.results.stats.paired import bf16_cost
-from fp4dse.results.stats.pareto import equal_costs
-from fp4dse.results.stats.summary import ROLLOUT
+from fp4dse.results.stats.recipes.pareto import equal_costs
+from fp4dse.results.stats.recipes.summary import ROLLOUT
 from fp4dse.results.text.pareto_table import BETTER, metric_title
 
 QUERIES = (

@@ -10,16 +10,16 @@ from typing import Any
 import pandas as pd
 
 from fp4dse.dse import Quantizer
-from fp4dse.results.stats.divergence import divergence
-from fp4dse.results.stats.effects import EFFECTS_READ, effects
-from fp4dse.results.stats.equal_cost import matched
-from fp4dse.results.stats.equivalence import against
-from fp4dse.results.stats.front_chance import chance_of
-from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
-from fp4dse.results.stats.recovered import RECOVERED_READ, recovered_if_any
-from fp4dse.results.stats.summary import noise_floor, summarize
-from fp4dse.results.stats.verdict import VERDICTS_READ, Verdict, confirmed_if_any, verdicts_from, with_chance
+from fp4dse.results.stats.recipes.equal_cost import matched
+from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.front_chance import chance_of
+from fp4dse.results.stats.recipes.summary import noise_floor, summarize
+from fp4dse.results.stats.recipes.verdict import VERDICTS_READ, Verdict, confirmed_if_any, verdicts_from, with_chance
+from fp4dse.results.stats.techniques.divergence import divergence
+from fp4dse.results.stats.techniques.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.techniques.marginal import marginal
+from fp4dse.results.stats.techniques.recovered import RECOVERED_READ, recovered_if_any
 from fp4dse.results.store.schema import ROW
 from fp4dse.results.store.store import Store
 from fp4dse.results.text.labels import Labels, short_labels

@@ -13,13 +13,13 @@ from fp4dse.results.report.findings import Findings, as_texts
 from fp4dse.results.report.markup import changed_with, number, typeset
 from fp4dse.results.report.page import plot, table
 from fp4dse.results.report.panel import Panel, for_each_setting
-from fp4dse.results.stats.sensitivity import measured_choice, sensitivity
-from fp4dse.results.stats.study import Spared, Study
+from fp4dse.results.stats.layers.sensitivity import measured_choice, sensitivity
+from fp4dse.results.stats.layers.study import Spared, Study
 from fp4dse.results.store.studies import read_studies
 from fp4dse.results.text.sensitivity_table import NAMES, effect
 
 CODE = """from fp4dse.results import open_store
-from fp4dse.results.stats.sensitivity import measured_choice, sensitivity
+from fp4dse.results.stats.layers.sensitivity import measured_choice, sensitivity
 from fp4dse.results.store.studies import read_studies
 store = open_store({path!r})
 runs = store.runs()

@@ -16,7 +16,7 @@ from fp4dse.results.report.markup import called, number
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
-from fp4dse.results.stats.summary import summarize
+from fp4dse.results.stats.recipes.summary import summarize
 
 COMMAND = (
     "from fp4dse.kernels.inspection.gaussian import gaussian_statistics; from fp4dse.results import open_store; "

@@ -15,8 +15,8 @@ from fp4dse.results.report.markup import number, typeset
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, where_any
 from fp4dse.results.stats.levels import are_shares
-from fp4dse.results.stats.rollout_effects import rollout_effects
-from fp4dse.results.stats.rollout_numbers import OF_RATIOS
+from fp4dse.results.stats.rollouts.effects import rollout_effects
+from fp4dse.results.stats.rollouts.numbers import OF_RATIOS
 
 SHOWN = {
     "accuracy": "accuracy, points",

@@ -32,7 +32,7 @@ from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
 from fp4dse.results.stats.factors import AXES
 from fp4dse.results.stats.paired import DERIVED, MARGINS, MEASURED, NEEDED, OVERHEAD, SETTING, add_gap
-from fp4dse.results.stats.summary import SUMMARIZED, summarize
+from fp4dse.results.stats.recipes.summary import SUMMARIZED, summarize
 from fp4dse.results.store.atomic import in_parallel, read_json, write_atomic, writing
 from fp4dse.results.store.compaction import join_inbox, join_parts, list_files, write_part
 from fp4dse.results.store.inbox import encode_ipc
@@ -214,7 +214,7 @@ class Store:
 
         Holds every schema column (`columns`: only these), the overhead's band (see pricing.py), measured and
         measured_of (see measured.py), baseline_loss and the gaps (see paired.add_gap); only if asked for the margin of
-        equivalence with what it is from (see stats/margins.py), and the curves, as arrays. recipes: config_ids; those
+        equivalence with what it is from (see stats/recipes/margins.py), and the curves, as arrays. recipes: config_ids; those
         and BF16 alone are read, under any training side. categories: texts are pandas categories, which a million rows
         take a tenth of the memory with. ConfigError on an unknown column.
         """
@@ -247,7 +247,7 @@ class Store:
 
     def _with_margins(self, found: pd.DataFrame) -> pd.DataFrame:
         """The rows with MARGINS, which take the curves of BF16's rows."""
-        from fp4dse.results.stats.margins import MARGINS_READ, with_margins  # scipy, which a sweep does without
+        from fp4dse.results.stats.recipes.margins import MARGINS_READ, with_margins  # scipy, which a sweep does without
 
         return with_margins(found, to_pandas(self._read(MARGINS_READ, self._valid() & ds.field("is_baseline"))))
 

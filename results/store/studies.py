@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.results.stats.study import Measured, Study
+from fp4dse.results.stats.layers.study import Measured, Study
 from fp4dse.results.store.atomic import read_json, write_atomic
 
 if TYPE_CHECKING:

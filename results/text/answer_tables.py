@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.stats.questions import Questions
+from fp4dse.results.stats.techniques.questions import Questions
 from fp4dse.results.text.ratios import change_with_range, noun, written_in
 
 EVALUATED = {"quantized": "", "bf16": " in BF16"}

@@ -16,10 +16,10 @@ from fp4dse.dse import recipe_from_dict
 from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
 from fp4dse.results.stats.levels import POINTS, are_shares
-from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
-from fp4dse.results.stats.summary import ROLLOUT
-from fp4dse.results.stats.verdict import EXPECTED_WORDS, Confirmed, Verdict, bf16_words
+from fp4dse.results.stats.recipes.margins import margin_text
+from fp4dse.results.stats.recipes.summary import ROLLOUT
+from fp4dse.results.stats.recipes.verdict import EXPECTED_WORDS, Confirmed, Verdict, bf16_words
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import (
     UNKNOWN,

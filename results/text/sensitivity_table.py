@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.stats.sensitivity import fisher_agreement, measured_choice, sensitivity
-from fp4dse.results.stats.study import Spared, Study
+from fp4dse.results.stats.layers.sensitivity import fisher_agreement, measured_choice, sensitivity
+from fp4dse.results.stats.layers.study import Spared, Study
 from fp4dse.results.text.frames import records
 from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, counted, fine_change
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fp4dse.results import open_store
 from fp4dse.results.report import write_report
-from fp4dse.results.stats.knapsack import Option
+from fp4dse.results.stats.layers.knapsack import Option
 from tests.commands.running import assert_one_line, call
 
 ASKED = ("sensitivity", "nvfp4", "--task", "vision:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")

@@ -128,7 +128,7 @@ def test_a_function_without_types_is_found():
 UNCALLED = {
     "kernels/quant/descriptor.py: BOUNDS": "the width of a column that a test reads",
     "kernels/quant/counters.py: SQUARED_ERRORS": "the names of sums, which `count` writes out",
-    "results/stats/agreement.py: agreement_with_fewer_seeds": "docs/study/sizes.py makes the study's page of it",
+    "results/stats/sizes/agreement.py: agreement_with_fewer_seeds": "docs/study/sizes.py makes the study's page of it",
 }
 """What no code of the package needs, each with the reason why it stays."""
 

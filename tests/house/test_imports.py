@@ -28,6 +28,8 @@ MAY_IMPORT = {
     "__init__": set(),
 }
 NO_TORCH = ("dse", "results")
+STATISTICS = ("estimates", "sizes", "recipes", "techniques", "layers", "rollouts")
+"""Folders of results/stats, in the order of its page: each imports those before it, and none after."""
 
 
 def imports_of(file: Path) -> set[str]:
@@ -51,6 +53,18 @@ def test_imports_run_one_way(file):
     assert not {name.split(".")[0] for name in imports} & {*ROOMS, "cli"}, "rooms are imported as fp4dse.<room>"
     if room in NO_TORCH:
         assert not {name for name in imports if name.split(".")[0] == "torch"}
+
+
+def test_folders_of_statistics_import_those_before_them():
+    stats = ROOT / "results" / "stats"
+    assert sorted(STATISTICS) == sorted(file.parent.name for file in stats.glob("*/__init__.py"))
+    said = (stats / "__init__.py").read_text()
+    assert sorted(STATISTICS, key=lambda folder: said.index(f"    {folder} ")) == list(STATISTICS)
+    for file in stats.rglob("*.py"):
+        folder, *rest = file.relative_to(stats).parts
+        before = STATISTICS[: STATISTICS.index(folder) + 1] if rest else ()
+        used = {name.split(".")[3] for name in imports_of(file) if name.startswith("fp4dse.results.stats.")}
+        assert not used.intersection(STATISTICS).difference(before), file
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from fp4dse.dse import recipe_to_dict
 from fp4dse.results import open_store
-from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.estimates.intervals import mean_interval
 from fp4dse.sweeps.arguments import find_space
 
 DOCS = Path(__file__).parents[2] / "docs"

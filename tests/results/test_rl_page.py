@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import t, ttest_1samp, wilcoxon
 
 from fp4dse.results import open_store
-from fp4dse.results.stats.intervals import adjusted, holm, mean_interval, p_value
+from fp4dse.results.stats.estimates.intervals import adjusted, holm, mean_interval, p_value
 from fp4dse.results.views import VIEWS
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.tasks.rl.presets import PRESETS

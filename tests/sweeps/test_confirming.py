@@ -11,9 +11,9 @@ import pytest
 
 from fp4dse.dse import ConfigError, Space
 from fp4dse.results import Store, open_store, summarize, write_report
-from fp4dse.results.stats.candidates import candidates
-from fp4dse.results.stats.confirmed import confirmed
-from fp4dse.results.stats.verdict import verdicts
+from fp4dse.results.stats.recipes.candidates import candidates
+from fp4dse.results.stats.recipes.confirmed import confirmed
+from fp4dse.results.stats.recipes.verdict import verdicts
 from fp4dse.sweeps import confirming, plan_sweep, run_sweep
 from fp4dse.sweeps.confirming import plan_confirm, run_confirm
 from fp4dse.sweeps.rerun import failed_jobs

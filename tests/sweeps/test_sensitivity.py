@@ -10,7 +10,7 @@ from fp4dse.dse.cost import DEFAULT_COST
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.sensitivity import Grain
 from fp4dse.results import open_store
-from fp4dse.results.stats.study import Measured
+from fp4dse.results.stats.layers.study import Measured
 from fp4dse.results.store.studies import read_studies
 from fp4dse.sweeps import sensitivity
 from fp4dse.sweeps.sensitivity import choose, make_grain, note_study, plan_study, run_choice, run_study

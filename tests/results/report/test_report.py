@@ -19,8 +19,8 @@ from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.explore import choices
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.report.provenance import _by_reason
-from fp4dse.results.stats.equivalence import against
-from fp4dse.results.stats.verdict import verdicts
+from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.verdict import verdicts
 from fp4dse.results.store.parquet import read_all
 from fp4dse.results.store.spaces import record_space
 

@@ -5,7 +5,7 @@ import pytest
 
 from fp4dse.dse import StoreError
 from fp4dse.results import open_store
-from fp4dse.results.stats.study import Measured, Spared, Study
+from fp4dse.results.stats.layers.study import Measured, Spared, Study
 from fp4dse.results.store.studies import FILE, read_studies, record_study
 
 UNIT = Measured("mlp", "all", "a0", "b0", 0.25)

@@ -1,0 +1,163 @@
+"""Answers to questions that were written down before the training (questions.py), from pairs of recipes.
+
+An effect is the mean difference of log loss over all pairs of recipes that differ in it alone, on the same seeds, each
+loss less what the recipe's training side does to BF16 (`gap_matched`). Its variance is that over seeds, pooled over all
+effects of a setting as far as these are alike beside independent lanes. The interval is 95 % for all effects of a
+question at once (Bonferroni); `own_low` and `own_high` are for one alone. The task that screens chooses among all
+effects, and is read by the first; a later task is asked of effects that were told, and is read by the second
+(`repeats`). Where variances are pooled, intervals are 95 % on average over the effects of a setting: one whose lanes
+differ far more from seed to seed than those of the others is in its interval less often.
+
+It `helps` or `harms` where the interval lies on one side of zero, is `negligible` where it lies within the margin of
+the file, and `open` otherwise. Then
+
+    confirmed     on the task that screens it does what is claimed, and by its own interval on the first of the later
+                  tasks that has such pairs, too
+    refuted       on the task that screens it does the opposite, or is negligible
+    not settled   anything else, with the reason
+
+A claim that something `differs` is confirmed by a sign that is the same on both.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from fp4dse.dse import recipe_from_dict
+from fp4dse.results.stats.estimates.intervals import CONFIDENCE, known_error
+from fp4dse.results.stats.estimates.spread import lane_variance, pooled_beside_lanes
+from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.techniques.questions import Question, Questions
+
+EVALUATIONS = ("quantized", "bf16")
+"""The forward pass that held-out losses went through."""
+COLUMNS = [*SETTING, "evaluation", "question", "effect", "pairs", "seeds", "difference", "low", "high"]
+COLUMNS += ["own_low", "own_high", "diverges", "recovers", "tells", "repeats"]
+
+
+def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
+    """Each effect of each question, per SETTING and evaluation. Empty where no pair was trained.
+
+    Columns: SETTING, evaluation, question (id), effect (name), pairs, seeds, difference (mean log loss ratio, below 0
+    where it helps), low, high, own_low, own_high (see the top), diverges, recovers (pairs of which the changed, or the
+    unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high), repeats (helps, harms
+    or open, by own_low and own_high).
+    """
+    first = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
+    recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first.items()}
+    pairs = {
+        (question.id, effect.name): effect.pairs(recipes)
+        for question in questions.questions
+        for effect in question.effects
+    }
+    rows, parts = rows_at_best_lr(runs), []
+    matched = {"quantized": rows["gap_matched"], "bf16": rows["gap_bf16"] - (rows["gap"] - rows["gap_matched"])}
+    for keys, part in rows.groupby(list(SETTING), observed=True, sort=False):
+        for evaluation in EVALUATIONS:
+            lines = _differences(part, matched[evaluation].loc[part.index], pairs)
+            if len(lines):
+                lines = _with_intervals(lines, questions).assign(evaluation=evaluation)
+                parts.append(lines.assign(**dict(zip(SETTING, keys, strict=True))))
+    return stacked(parts, COLUMNS)
+
+
+def _differences(
+    part: pd.DataFrame, values: pd.Series, pairs: dict[tuple[str, str], list[tuple[str, str]]]
+) -> pd.DataFrame:
+    """A line for each effect that has a pair with a seed in common; values: of the rows, NaN where diverged."""
+    ids, y = by_seed(part, values)
+    diverged = part.groupby("config_id")["diverged"].any().reindex(ids).to_numpy(bool)
+    lane, row = lane_variance(y), {name: number for number, name in enumerate(ids)}
+    lines = []
+    for (question, effect), names in pairs.items():
+        at = np.array([(row[a], row[b]) for a, b in names if a in row and b in row], int).reshape(-1, 2)
+        d, blown = y[at[:, 1]] - y[at[:, 0]], diverged[at]
+        whole = np.isfinite(d)
+        if not whole.any():
+            continue
+        seeds, kept = whole.any(axis=0), int(whole.any(axis=1).sum())
+        means = np.nansum(d[:, seeds], axis=0) / whole[:, seeds].sum(axis=0)
+        n = len(means)
+        lines.append(
+            {
+                "question": question,
+                "effect": effect,
+                "pairs": len(at),
+                "seeds": n,
+                "difference": means.mean(),
+                "variance": means.var(ddof=1) / n if n > 1 else np.nan,
+                "alone": 2 * lane / kept / n,
+                "freedom": n - 1,
+                "diverges": int((blown[:, 1] & ~blown[:, 0]).sum()),
+                "recovers": int((blown[:, 0] & ~blown[:, 1]).sum()),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _with_intervals(lines: pd.DataFrame, questions: Questions) -> pd.DataFrame:
+    """low, high, own_low, own_high, tells and repeats."""
+    columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
+    variance, freedom = pooled_beside_lanes(*columns)
+    middle = lines["difference"].to_numpy(float)
+    error = np.where(freedom > 0, known_error(np.sqrt(variance), middle), np.nan)
+    many = lines.groupby("question")["effect"].transform("count").to_numpy()
+
+    def interval(count: NDArray[np.intp] | int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        half = stdtrit(np.maximum(freedom, 1), 1 - (1 - CONFIDENCE) / 2 / count) * error
+        return middle - half, middle + half
+
+    low, high = interval(many)
+    own_low, own_high = interval(1)
+    conditions = [(low > -questions.negligible) & (high < questions.negligible), high < 0, low > 0]
+    tells = np.select(conditions, ["negligible", "helps", "harms"], "open")
+    repeats = np.select([own_high < 0, own_low > 0], ["helps", "harms"], "open")
+    return lines.assign(low=low, high=high, own_low=own_low, own_high=own_high, tells=tells, repeats=repeats)
+
+
+def answers(effects: pd.DataFrame, questions: Questions) -> pd.DataFrame:
+    """The answer to each effect of each question, by each evaluation, from lines of `effects_of`.
+
+    Columns: question, effect, evaluation, answer (confirmed, refuted, not settled), why.
+    """
+    task = effects["task"] + ":" + effects["preset"]
+    lines = []
+    for question in questions.questions:
+        for effect in question.effects:
+            mine = effects["question"].eq(question.id) & effects["effect"].eq(effect.name)
+            for evaluation in EVALUATIONS:
+                found = mine & effects["evaluation"].eq(evaluation)
+                later = next((name for name in questions.later if (found & task.eq(name)).any()), "")
+                screen = effects[found & task.eq(questions.screen)]
+                answer, why = _answer(question, screen, effects[found & task.eq(later)], later, questions)
+                names = {"question": question.id, "effect": effect.name, "evaluation": evaluation}
+                lines.append({**names, "answer": answer, "why": why})
+    return pd.DataFrame(lines, columns=["question", "effect", "evaluation", "answer", "why"])
+
+
+def _answer(
+    question: Question, screen: pd.DataFrame, after: pd.DataFrame, later: str, questions: Questions
+) -> tuple[str, str]:
+    """The answer and why, by the rule at the top. after: the lines of `later`, empty where no later task has any."""
+    told = set(screen["tells"])
+    if not told:
+        return "not settled", f"no pair was trained on {questions.screen}"
+    if len(told) > 1:
+        return "not settled", f"settings of {questions.screen} disagree"
+    (tells,) = told
+    if tells == "open":
+        return "not settled", f"the interval on {questions.screen} holds zero"
+    if tells == "negligible":
+        return "refuted", f"negligible on {questions.screen}"
+    if question.claim not in (tells, "differs"):
+        return "refuted", f"it {tells} on {questions.screen}"
+    if after.empty:
+        return "not settled", f"it {tells} on {questions.screen}; no pair was trained on {' or '.join(questions.later)}"
+    if not after["repeats"].eq(tells).all():
+        return "not settled", f"it {tells} on {questions.screen}, which {later} does not repeat"
+    return "confirmed", f"it {tells} on {questions.screen} and on {later}"

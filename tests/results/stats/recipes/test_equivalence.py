@@ -1,0 +1,172 @@
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.results import against, compare
+from fp4dse.results.bench.generated import generated
+from fp4dse.results.stats.recipes.equivalence import differences, seeds_to_decide
+
+RNG = np.random.default_rng(20260102)
+
+
+def test_compare_pairs_by_seed_and_says_who_is_better(runs):
+    a, b = np.array([0.50, 0.60, 0.40, 0.70]), np.array([0.55, 0.67, 0.45, 0.76])
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    found = compare(runs(nvfp4=a, mxfp4=b), *ids).iloc[0]
+    truth = scipy.stats.ttest_rel(np.log(a), np.log(b))
+    assert found["difference"] == pytest.approx(np.log(a / b).mean())
+    assert found["p"] == pytest.approx(truth.pvalue)
+    assert (found["low"], found["high"]) == pytest.approx(tuple(truth.confidence_interval(0.95)))
+    change = f"{100 * np.expm1(found['difference']):.2f} %"
+    assert f"nvfp4 has a lower loss than mxfp4: {change} (95 % interval -11.9" in found["verdict"]
+    swapped = compare(runs(nvfp4=a, mxfp4=b), *reversed(ids)).iloc[0]
+    assert swapped["verdict"] == found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ([0.5, 0.6, 0.4], [0.6, 0.5, 0.41], "are not told apart"),
+        ([0.5, 0.5], [0.5, 0.5], "are the same within ±0.5 %: equal losses on 2 paired seeds."),
+        ([0.5], [0.6], "1 paired seed; at least 2"),
+        ([0.5, 0.6], [None, 0.6], "mxfp4 diverged on 1 of the seeds"),
+    ],
+)
+def test_compare_does_not_claim_what_the_seeds_do_not_show(runs, a, b, says):
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    assert says in compare(runs(nvfp4=a, mxfp4=b), *ids)["verdict"].iloc[0]
+
+
+def test_a_difference_is_said_as_a_change_of_the_loss_and_not_as_its_logarithm(runs):
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    found = compare(runs(nvfp4=[0.54, 0.54, 0.541], mxfp4=[1.0, 1.0, 1.0]), *ids)["verdict"].iloc[0]
+    assert "nvfp4 has a lower loss than mxfp4: -46.0 % (" in found
+    found = compare(runs(nvfp4=[0.1, 0.101, 0.1], mxfp4=[1.0, 1.0, 1.0]), *ids)["verdict"].iloc[0]
+    assert "nvfp4 has a lower loss than mxfp4: × 0.100 (95 % interval × 0.0" in found
+    assert "p < 0.001" in found
+
+
+def test_compare_refuses_recipes_that_cannot_be_compared(runs):
+    frame = runs(bf16=[0.5], nvfp4=[0.5])
+    bf16, nvfp4 = (Recipe.named(name).config_id for name in ("bf16", "nvfp4"))
+    with pytest.raises(ConfigError, match="found 'feed'"):
+        compare(frame, "feed", nvfp4)
+    frame["preset"] = frame["preset"].mask(frame["is_baseline"], "other")
+    with pytest.raises(ConfigError, match="run on the same task"):
+        compare(frame, bf16, nvfp4)
+
+
+def test_the_same_is_claimed_when_two_one_sided_tests_say_so():
+    d = RNG.normal(0.001, 0.002, (300, 6))
+    found = differences(d, margin=0.004)
+    for row, p in zip(d, found["p_same"], strict=True):
+        above = scipy.stats.ttest_1samp(row, -0.004, alternative="greater").pvalue
+        below = scipy.stats.ttest_1samp(row, 0.004, alternative="less").pvalue
+        assert p == pytest.approx(max(above, below))
+    half = scipy.stats.t.ppf(0.95, 5) * d.std(axis=1, ddof=1) / np.sqrt(6)
+    inside = (np.abs(d.mean(axis=1)) + half) < 0.004
+    assert (found["verdict"].eq("same") == inside).all()
+
+
+def test_recipes_a_margin_apart_are_called_the_same_in_no_more_than_5_of_100_experiments():
+    d = RNG.normal(0.005, 0.003, (4000, 5))
+    assert differences(d, margin=0.005)["verdict"].eq("same").mean() <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 4000)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.01, 0.02), (0.03, 0.02), (0.0, 0.004), (0.002, 0.003)])
+def test_the_seeds_that_are_asked_for_settle_it_about_as_often_as_promised(mean, std):
+    need = int(seeds_to_decide(pd.Series([mean]), pd.Series([std]), 0.005)[0])
+    settled = differences(RNG.normal(mean, std, (2000, need)), 0.005)["verdict"].ne("open").mean()
+    assert 0.7 <= settled <= 0.97
+    fewer = differences(RNG.normal(mean, std, (2000, max(need // 2, 2))), 0.005)["verdict"].ne("open").mean()
+    assert fewer < settled
+
+
+def test_what_no_number_of_seeds_would_settle_says_so():
+    assert seeds_to_decide(pd.Series([0.005]), pd.Series([5.0]))[0] == np.inf
+    assert np.isnan(seeds_to_decide(pd.Series([0.1]), pd.Series([np.nan]))[0])
+
+
+def test_the_verdicts_of_differences():
+    found = differences(np.array([[0.1, 0.11], [-0.1, -0.11], [0.0, 0.0], [-0.2, 0.3], [0.1, np.nan]]))
+    assert found["verdict"].tolist() == ["higher", "lower", "same", "open", "open"]
+    assert found["more_seeds"].notna().tolist() == [False, False, False, True, False]
+
+
+def test_compare_says_how_many_more_seeds_would_tell(runs):
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    found = compare(runs(nvfp4=[0.5, 0.53, 0.5], mxfp4=[0.52, 0.53, 0.55]), *ids).iloc[0]
+    assert f"{found['more_seeds']:.0f} more seeds would tell" in found["verdict"]
+    found = compare(runs(nvfp4=[0.5, 0.53, 0.5], mxfp4=[0.52, 0.53, 0.55]), *ids, margin=0.5).iloc[0]
+    assert "the same within ±65 %" in found["verdict"]
+
+
+def test_against_compares_with_the_best_of_each_setting_and_needs_no_baseline():
+    runs = generated(
+        ("*.g.rounding", "wgrad.rotation"), truth=lambda c: 0.1 * c["*.g.rounding"] + 0.05 * c["wgrad.rotation"]
+    )
+    for frame in (runs, runs[~runs["is_baseline"]]):
+        found = against(frame)
+        assert set(found["reference"]) == {"0000000000000000"}
+        assert found[~found["label"].eq("bf16")]["difference"].is_monotonic_increasing
+        assert found.set_index("label").loc["recipe 5", "difference"] == pytest.approx(0.2, abs=0.05)
+        assert found["p_holm"].ge(found["p"]).all()
+    assert "bf16" in set(against(runs)["label"])
+
+
+def test_against_a_recipe_that_diverged_there_is_no_difference():
+    runs = generated(("*.g.rounding", "wgrad.rotation"))
+    runs.loc[runs["recipe_label"].eq("recipe 2") & runs["seed"].eq(1), ["status", "val_loss"]] = ["diverged", np.nan]
+    found = against(runs, "0000000000000001").set_index("label")
+    assert (found.loc["recipe 2", "verdict"], found.loc["recipe 2", "pairs"]) == ("diverged", 2)
+    assert found.loc["recipe 2", ["difference", "p", "p_holm", "more_seeds"]].isna().all()
+    assert set(against(runs, "0000000000000002")["verdict"]) == {"diverged"}
+
+
+def test_against_claims_nothing_of_a_recipe_that_was_dropped_at_a_rung():
+    runs = generated(recipes=4, seeds=3)
+    runs.loc[runs["recipe_label"].eq("recipe 2") & runs["seed"].eq(1), "status"] = "pruned"
+    found = against(runs).set_index("label")
+    assert found.loc["recipe 2", "verdict"] == "pruned"
+    assert np.isnan(found.loc["recipe 2", "difference"])
+    assert "pruned" not in set(found.drop("recipe 2")["verdict"])
+
+
+def test_a_margin_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="margin: found 0; accepted: a log ratio above 0"):
+        against(generated(("*.g.rounding",)), margin=0)
+    with pytest.raises(ConfigError, match="found 'feed'"):
+        against(generated(("*.g.rounding",)), "feed")
+
+
+def test_labels_with_commas_stand_in_quotes(runs):
+    a, b = (Recipe.named(name) for name in ("nvfp4", "nvfp4-sr"))
+    said = compare(runs(nvfp4=[0.5, 0.6], **{"nvfp4-sr": [0.6, 0.5]}), a.config_id, b.config_id)["verdict"].iloc[0]
+    assert f'nvfp4 and "{b.label()}" are not told apart' in said
+
+
+@pytest.mark.parametrize(("seeds", "rule"), [(4, "t-test"), (40, "bootstrap")])
+def test_the_interval_the_verdict_and_p_are_of_one_rule_which_the_sentence_names(runs, seeds, rule):
+    """A skewed loss: the bootstrap tells what the t-test does not, and must not stand beside its p."""
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    told = 0
+    for seed in range(20, 40):
+        apart = np.random.default_rng(seed).gamma(0.3, 0.02, seeds) - 0.0025
+        line = compare(runs(nvfp4=0.5 * np.exp(apart), mxfp4=np.full(seeds, 0.5)), *ids, margin=1e-6).iloc[0]
+        better = "has a lower loss than" in line["verdict"]
+        assert better == (line["p"] < 0.05) == (line["low"] > 0 or line["high"] < 0)
+        assert f"by the {rule} of {seeds} paired seeds" in line["verdict"]
+        told += better
+    assert 0 < told < 20
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(29, "open"), (30, "same")])
+def test_shares_that_tie_are_open_below_30_seeds(runs, seeds, verdict):
+    accuracies = (0.5 + 0.01 * np.arange(seeds)).tolist()
+    frame = runs(bf16=accuracies, nvfp4=accuracies, mxfp4=accuracies).assign(gap_unit="points")
+    one = frame.loc[frame["recipe_name"].eq("nvfp4"), "config_id"].iloc[0]
+    assert against(frame, one)["verdict"].tolist() == [verdict] * 2
+    assert differences(np.zeros((1, seeds)), shares=True)["verdict"].tolist() == [verdict]
+    assert against(frame.assign(gap_unit=None), one)["verdict"].tolist() == ["same"] * 2

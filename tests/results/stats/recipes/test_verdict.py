@@ -1,0 +1,138 @@
+"""A verdict names a recipe, how sure that is and what it costs, and claims no more than the rows hold."""
+
+import math
+
+import pandas as pd
+
+from fp4dse.results import open_store
+from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.verdict import front_words, verdicts
+
+
+def only(runs: pd.DataFrame):
+    [found] = verdicts(runs)
+    return found
+
+
+def priced(runs: pd.DataFrame, **costs: float) -> pd.DataFrame:
+    return runs.assign(overhead=runs["recipe_name"].map({"bf16": 1.0, **costs}))
+
+
+def test_the_lowest_loss_is_the_recipe_to_use(runs):
+    found = only(runs(bf16=[0.50, 0.52, 0.51], nvfp4=[0.55, 0.57, 0.56], mxfp4=[0.70, 0.71, 0.72]))
+    assert (found.name, found.bf16, found.pairs, found.tried) == ("nvfp4", "worse", 3, 2)
+    assert found.gap_low < found.gap < found.gap_high
+    assert found.sure().startswith("worse than BF16 by more than chance; ")
+
+
+def test_of_recipes_that_are_as_good_the_cheapest_is_the_one_to_use(runs):
+    frame = runs(bf16=[0.5, 0.5, 0.5], nvfp4=[0.6, 0.6, 0.6], mxfp4=[0.6001, 0.6002, 0.6001])
+    found = only(priced(frame, nvfp4=0.7, mxfp4=0.6))
+    assert (found.name, found.overhead, found.as_good) == ("mxfp4", 0.6, 1)
+    assert found.lowest == frame.loc[frame["recipe_name"].eq("nvfp4"), "config_id"].iloc[0]
+    assert only(priced(frame, nvfp4=0.6, mxfp4=0.7)).name == "nvfp4"
+
+
+def test_a_gap_that_chance_explains_is_not_told_apart_from_bf16(runs):
+    assert only(runs(bf16=[0.50, 0.50, 0.50], nvfp4=[0.45, 0.56, 0.51])).bf16 == "open"
+    assert only(runs(bf16=[0.5, 0.5, 0.5], nvfp4=[0.5001, 0.5002, 0.5001])).bf16 == "same"
+    assert only(runs(bf16=[0.5, 0.5, 0.5], nvfp4=[0.40, 0.41, 0.40])).bf16 == "better"
+
+
+def test_one_seed_tells_nothing_and_says_so(runs):
+    found = only(runs(bf16=[0.5], nvfp4=[0.6]))
+    assert found.bf16 == "unknown"
+    assert math.isnan(found.p_front)
+    assert found.warnings[0].startswith("one seed: no difference can be told from chance")
+
+
+def test_where_every_recipe_diverged_there_is_none_to_use(runs):
+    found = only(runs(bf16=[0.5, 0.5], nvfp4=[None, 0.6], mxfp4=[None, None]))
+    assert found.config_id is None
+    assert found.none == "every recipe diverged (2 of 2): nothing here trains to the end"
+    assert found.sure() == ""
+
+
+def test_without_a_baseline_or_without_recipes_it_says_why_there_is_none(runs):
+    assert only(runs(nvfp4=[0.5, 0.6])).none == "no BF16 baseline finished, so no recipe has a gap"
+    assert only(runs(bf16=[0.5, 0.6])).none == "only BF16 was trained here"
+
+
+def test_one_learning_rate_for_all_is_called_that_and_warned_of(runs):
+    rates = only(runs(bf16=[0.5, 0.5], nvfp4=[0.6, 0.6])).rates
+    assert rates.sentence() == "one learning rate for all recipes (0.001); none was searched"
+    [warning] = rates.warnings()
+    assert warning.startswith("one learning rate (0.001) for all")
+
+
+def test_the_best_of_a_grid_is_called_that_and_its_edge_is_warned_of(runs):
+    columns = {f"{name}@{lr}": [loss, loss] for name in ("bf16", "nvfp4") for lr, loss in GRID.items()}
+    rates = only(runs(**columns)).rates
+    assert rates.sentence() == "each recipe at the best of 3 learning rates (0.001, 0.002, 0.004)"
+    assert rates.warnings() == ()
+    edge = only(runs(**{**columns, "nvfp4@4e-3": [0.55, 0.55]})).rates
+    assert edge.warnings() == (
+        "the best learning rate of this recipe is at the edge of the grid: a better one may lie outside",
+    )
+    some = only(runs(**{k: v for k, v in columns.items() if k != "nvfp4@1e-3"})).rates
+    assert any("had other learning rates than the rest" in text for text in some.warnings())
+
+
+def sourced(runs, **sources: str):
+    """Rates of BF16, NVFP4 and MXFP4, each at one of its own where the sources differ."""
+    frame = runs(**{f"{name}@{lr}": [0.5 + lr, 0.5 + 2 * lr] for name, lr in RATES_OF.items()})
+    return only(frame.assign(lr_source=frame["recipe_name"].map(sources))).rates
+
+
+RATES_OF = {"bf16": 0.016, "nvfp4": 0.004, "mxfp4": 0.008}
+
+
+def test_classes_at_tuned_rates_of_their_own_are_not_said_to_have_one(runs):
+    rates = sourced(runs, bf16="tuned", nvfp4="tuned", mxfp4="tuned")
+    assert rates.sentence() == "learning rates that were tuned on other seeds, each class of recipes at its own"
+    assert rates.warnings() == ()
+    assert "searched on other seeds" in sourced(runs, bf16="searched", nvfp4="searched", mxfp4="searched").sentence()
+
+
+def test_a_class_without_a_tuned_rate_is_named_and_nothing_is_said_of_the_others(runs):
+    rates = sourced(runs, bf16="tuned", nvfp4="preset", mxfp4="tuned")
+    words = "this recipe had the preset's learning rate, which nobody tuned for its class"
+    assert rates.sentence().endswith(f"each class of recipes at its own; {words}")
+    [warning] = rates.warnings()
+    assert warning.startswith(words)
+    assert "--tune finds one" in warning
+    [warning] = sourced(runs, bf16="preset", nvfp4="preset", mxfp4="preset").warnings()
+    assert warning.startswith("BF16 and 2 recipes, this one among them, had the preset's")  # at two rates, not at one
+    [warning] = sourced(runs, bf16="preset", nvfp4="tuned", mxfp4="tuned").warnings()
+    assert warning.startswith("BF16 had the preset's")
+
+
+def test_one_rate_for_all_that_is_the_presets_is_called_so(runs):
+    frame = runs(bf16=[0.5, 0.5], nvfp4=[0.6, 0.6]).assign(lr_source="preset")
+    rates = only(frame).rates
+    assert rates.sentence() == "one learning rate for all recipes (0.001); it is the preset's, which nobody tuned"
+    [warning] = rates.warnings()
+    assert warning.startswith("one learning rate (0.001) for all, the preset's, which nobody tuned: ")
+    assert only(frame.assign(lr_source="tuned")).rates.warnings() == ()
+
+
+GRID = {"1e-3": 0.7, "2e-3": 0.6, "4e-3": 0.8}
+
+
+def test_every_setting_of_a_store_has_one(swept):
+    found = verdicts(open_store(swept.path).runs())
+    assert [verdict.setting[0] for verdict in found] == ["regression", "vision"]
+    assert found[1].diverged == 1
+    assert "1 of 24 recipes diverged" in found[1].warnings
+
+
+def test_chances_have_words_from_sure_to_luck():
+    assert [front_words(p).split()[0] for p in (1.0, 0.8, 0.5, 0.0)] == ["almost", "probably", "on", "on"]
+
+
+def test_a_recipe_with_one_seed_is_no_reference_where_others_have_more(runs):
+    frame = runs(bf16=[0.50, 0.51, 0.52], nvfp4=[0.55, 0.56, 0.57], mxfp4=[0.52])
+    assert only(frame).name == "nvfp4"
+    nvfp4 = frame.loc[frame["recipe_name"].eq("nvfp4"), "config_id"]
+    assert set(against(frame)["reference"]) == set(nvfp4)
+    assert only(runs(bf16=[0.50], nvfp4=[0.55], mxfp4=[0.52])).name == "mxfp4"
