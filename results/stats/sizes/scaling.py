@@ -19,7 +19,7 @@ From critical_tokens = (B · N^a / K)^(1 / 2b) on, more data make the loss highe
 
 The power law gap = c · N^p · (D / N)^q assumes nothing about BF16's loss.
 
-All limits are over seeds (sizes.py), the law's share of the uncertainty included. That a law holds at other sizes is
+All limits are over seeds (points.py), the law's share of the uncertainty included. That a law holds at other sizes is
 not theirs to say: extrapolation.py holds it against a size that was left out.
 """
 
