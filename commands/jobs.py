@@ -23,7 +23,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Progress of a sweep, from any terminal: lanes, rate, what runs, what failed and why, best so far, time left."""
-    from fp4dse.sweeps import progress, read_state
+    from fp4dse.sweeps import read_state
+    from fp4dse.sweeps.running import progress
     from fp4dse.sweeps.stores import latest_store
 
     target = store or latest_store()
@@ -38,7 +39,7 @@ def status(
 def stop(store: StorePath = None) -> None:
     """End a sweep from another terminal: running jobs stop, what is finished is stored, the same command continues."""
     from fp4dse.sweeps import stop_sweep
-    from fp4dse.sweeps.progress import headline
+    from fp4dse.sweeps.running.progress import headline
     from fp4dse.sweeps.stores import latest_store
 
     print(headline(stop_sweep(store or latest_store())))
@@ -51,9 +52,9 @@ def run_one(
     as_json: AsJson = False,
 ) -> None:
     """Run one job again in the foreground, with all that it says, and store what comes of it."""
-    from fp4dse.sweeps.progress import job_line
-    from fp4dse.sweeps.rerun import find_job
-    from fp4dse.sweeps.rerun import run_one as run
+    from fp4dse.sweeps.running.progress import job_line
+    from fp4dse.sweeps.running.rerun import find_job
+    from fp4dse.sweeps.running.rerun import run_one as run
 
     opened = open_given(store)
     found, context = find_job(job, opened)
@@ -76,8 +77,8 @@ def rungs(
 
     from fp4dse.results import open_store
     from fp4dse.results.text.ratios import change
-    from fp4dse.sweeps.halving import Halving, Replay
-    from fp4dse.sweeps.halving import replay as replay_store
+    from fp4dse.sweeps.planning.halving import Halving, Replay
+    from fp4dse.sweeps.planning.halving import replay as replay_store
 
     rows = [msgspec.to_builtins(row) for row in replay_store(open_store(replay), Halving(rungs, keep))]
     if not as_json:

@@ -84,8 +84,8 @@ def sensitivity(
     """
     from fp4dse.results import open_store
     from fp4dse.sweeps import arguments, plan_sweep, stores
-    from fp4dse.sweeps import sensitivity as studies
-    from fp4dse.sweeps.progress import conclusion
+    from fp4dse.sweeps.running.progress import conclusion
+    from fp4dse.sweeps.stages import sensitivity as studies
 
     grain = studies.make_grain(by, parts, products)
     share, kind = parse_share(budget), studies.check_spend(spend)

@@ -26,7 +26,7 @@ app.add_typer(bench_app, name="bench", rich_help_panel="Check")
 @command(epilog="Example: fp4dse doctor")
 def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
     """Show what this machine has, which paths a sweep will take, and why not the others."""
-    from fp4dse.sweeps.machine import find_machine
+    from fp4dse.sweeps.jobs.machine import find_machine
     from fp4dse.tasks import diagnose
 
     machine = find_machine(device)

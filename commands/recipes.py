@@ -109,7 +109,7 @@ def space(
     """
     from fp4dse.dse.space.space import Count
     from fp4dse.sweeps.arguments import find_space, shipped_spaces
-    from fp4dse.sweeps.plan import count_space
+    from fp4dse.sweeps.planning.plan import count_space
 
     if space is None:
         rows = [{"name": name, "asks": find_space(name).summary} for name in shipped_spaces()]
@@ -136,7 +136,7 @@ def tasks(as_json: AsJson = False) -> None:
     """
     import msgspec
 
-    from fp4dse.sweeps.progress import duration
+    from fp4dse.dse.program.terminal import duration
     from fp4dse.tasks.listing import list_tasks
 
     found = list_tasks()

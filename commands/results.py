@@ -206,9 +206,9 @@ def dashboard(
 ) -> None:
     """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
     from fp4dse.results.store.spaces import store_name
-    from fp4dse.sweeps import storages
-    from fp4dse.sweeps.dashboard import default_storage, serve
-    from fp4dse.sweeps.mirror import mirror
+    from fp4dse.sweeps.dashboard import storages
+    from fp4dse.sweeps.dashboard.mirror import mirror
+    from fp4dse.sweeps.dashboard.serve import default_storage, serve
 
     found = open_given(store, model, chip)
     where = storage or default_storage(found.path)
@@ -232,7 +232,7 @@ def store_list(as_json: AsJson = False) -> None:
     """The stores under runs/, the one that changed last first: what was swept into them, what they hold, their size."""
     import msgspec
 
-    from fp4dse.sweeps.progress import duration
+    from fp4dse.dse.program.terminal import duration
     from fp4dse.sweeps.stores import RUNS, list_stores
 
     found = list_stores()

@@ -60,7 +60,7 @@ def quickstart(
 ) -> None:
     """48 recipes × 3 seeds on two small tasks, a minute or two on two CPU cores: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep, stores
-    from fp4dse.sweeps.progress import conclusion
+    from fp4dse.sweeps.running.progress import conclusion
 
     found = arguments.find_space("quickstart", model=model, chip=chip)
     result = run_sweep(
@@ -113,15 +113,15 @@ def sweep(
     import msgspec
 
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep, stores
-    from fp4dse.sweeps.confirm_bound import Machines, foresee_confirm
-    from fp4dse.sweeps.confirming import check_seeds
-    from fp4dse.sweeps.estimate import estimate as estimate_plan
     from fp4dse.sweeps.executors.folder import folder_of
-    from fp4dse.sweeps.plan import count_space
-    from fp4dse.sweeps.progress import conclusion
-    from fp4dse.sweeps.rate_search import FACTORS, run_tuned_sweep
-    from fp4dse.sweeps.rate_search import SEEDS as TUNING_SEEDS
-    from fp4dse.sweeps.setting import find_setting
+    from fp4dse.sweeps.planning.estimate import estimate as estimate_plan
+    from fp4dse.sweeps.planning.plan import count_space
+    from fp4dse.sweeps.planning.setting import find_setting
+    from fp4dse.sweeps.running.progress import conclusion
+    from fp4dse.sweeps.stages.confirm_bound import Machines, foresee_confirm
+    from fp4dse.sweeps.stages.confirming import check_seeds
+    from fp4dse.sweeps.stages.rate_search import FACTORS, run_tuned_sweep
+    from fp4dse.sweeps.stages.rate_search import SEEDS as TUNING_SEEDS
 
     found = arguments.find_space(space, axis, model, chip)
     warn_overridden(found)
@@ -197,8 +197,8 @@ def confirm(
     The same command continues what was stopped. A task of your own is named as it was swept, with its data.
     """
     from fp4dse.sweeps import arguments
-    from fp4dse.sweeps.confirming import plan_confirm
-    from fp4dse.sweeps.progress import conclusion
+    from fp4dse.sweeps.running.progress import conclusion
+    from fp4dse.sweeps.stages.confirming import plan_confirm
 
     opened = open_given(store, model, chip)
     where: dict[str, Any] = {
@@ -236,7 +236,7 @@ def _confirm(
     """Say what there is to confirm and what it costs, and train it. where: arguments of `plan_confirm`; limits: of
     `run_sweep`."""
     from fp4dse.results import open_store
-    from fp4dse.sweeps.confirming import plan_confirm, run_confirm
+    from fp4dse.sweeps.stages.confirming import plan_confirm, run_confirm
 
     store = open_store(target, cost=cost)
     planned = plan_confirm(store, seeds=seeds, budget_s=budget_s, **where)

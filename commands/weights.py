@@ -169,7 +169,7 @@ def _check(out: Path | None) -> None:
 
 
 def _report(progress: Progress) -> None:
-    from fp4dse.sweeps.progress import job_line
+    from fp4dse.sweeps.running.progress import job_line
 
     if sys.stderr.isatty():
         print(f"\r{job_line(progress)}\033[K", end="", file=sys.stderr, flush=True)

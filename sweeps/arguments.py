@@ -21,7 +21,7 @@ from fp4dse.dse.reading.files import read_toml
 from fp4dse.dse.space.space_file import EXAMPLE, MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
 from fp4dse.results.text.labels import short_labels
-from fp4dse.sweeps.halving import Halving
+from fp4dse.sweeps.planning.halving import Halving
 from fp4dse.sweeps.stores import latest_store, swept_stores
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store, open_store
 from fp4dse.results.store.remote import AnyPath, RemotePath, locate
-from fp4dse.sweeps.state import read_state
+from fp4dse.sweeps.running.state import read_state
 
 log = logging.getLogger(__name__)
 

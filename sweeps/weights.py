@@ -17,8 +17,8 @@ from fp4dse.dse.program.cache import cache_folder
 from fp4dse.results import Store
 from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.arguments import find_stored
-from fp4dse.sweeps.machine import find_machine
-from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.sweeps.jobs.machine import find_machine
+from fp4dse.sweeps.jobs.rows import lane_id, task_context
 from fp4dse.tasks import Lane, Progress, check_task, environment, find_facts
 
 if TYPE_CHECKING:

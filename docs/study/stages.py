@@ -199,7 +199,7 @@ def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], list[
     from fp4dse.results import open_store
     from fp4dse.results.stats.recipes.front_chance import front_chance
     from fp4dse.sweeps.arguments import parse_tasks
-    from fp4dse.sweeps.plan import class_rates
+    from fp4dse.sweeps.planning.plan import class_rates
     from fp4dse.tasks import find_facts
 
     recipes = {recipe.canonical().config_id: recipe for recipe in space.recipes()}

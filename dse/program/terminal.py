@@ -58,3 +58,12 @@ def safe_terminal() -> Iterator[None]:
 def drawn_on(stream: TextIO) -> TextIO:
     """The stream itself, for what draws with control characters."""
     return stream.stream if isinstance(stream, Visible) else stream
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m05s`, `2h10m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

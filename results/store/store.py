@@ -214,9 +214,9 @@ class Store:
 
         Holds every schema column (`columns`: only these), the overhead's band (see pricing.py), measured and
         measured_of (see measured.py), baseline_loss and the gaps (see paired.add_gap); only if asked for the margin of
-        equivalence with what it is from (see stats/recipes/margins.py), and the curves, as arrays. recipes: config_ids; those
-        and BF16 alone are read, under any training side. categories: texts are pandas categories, which a million rows
-        take a tenth of the memory with. ConfigError on an unknown column.
+        equivalence with what it is from (see stats/recipes/margins.py), and the curves, as arrays. recipes:
+        config_ids; those and BF16 alone are read, under any training side. categories: texts are pandas categories,
+        which a million rows take a tenth of the memory with. ConfigError on an unknown column.
         """
         known = [*ROW.names, *BAND, *MEASURED, *DERIVED, *MARGINS]
         more = [*(MARGINS if margins else ()), *(CURVES if curves else ())]

@@ -19,9 +19,9 @@ from fp4dse.results import open_store
 from fp4dse.sweeps.bench.planning import Row, bench_plan
 from fp4dse.sweeps.bench.simulation import many_jobs, simulate
 from fp4dse.sweeps.executors import LocalExecutor
-from fp4dse.sweeps.rows import result_rows
-from fp4dse.sweeps.setting import find_setting
-from fp4dse.sweeps.store_writer import COMPACT_FILES
+from fp4dse.sweeps.jobs.rows import result_rows
+from fp4dse.sweeps.planning.setting import find_setting
+from fp4dse.sweeps.running.store_writer import COMPACT_FILES
 from fp4dse.sweeps.sweep import run_sweep
 from fp4dse.tasks.job import Job, JobResult
 

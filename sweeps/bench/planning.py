@@ -18,11 +18,11 @@ from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.store.compaction import write_part
 from fp4dse.results.store.schema import ROW, SCHEMA_VERSION, recipe_columns
-from fp4dse.sweeps.mirror import mirror_trials
-from fp4dse.sweeps.rows import lane_id
-from fp4dse.sweeps.setting import find_setting
-from fp4dse.sweeps.storages import open_storage
-from fp4dse.sweeps.trials import TrialData
+from fp4dse.sweeps.dashboard.mirror import mirror_trials
+from fp4dse.sweeps.dashboard.storages import open_storage
+from fp4dse.sweeps.dashboard.trials import TrialData
+from fp4dse.sweeps.jobs.rows import lane_id
+from fp4dse.sweeps.planning.setting import find_setting
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Lane
 

@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from fp4dse.sweeps.arguments import find_space
-from fp4dse.sweeps.driver import POLL_S
 from fp4dse.sweeps.executors.outcome import Outcome, Pace, Running
-from fp4dse.sweeps.machine import Machine
-from fp4dse.sweeps.plan import plan
-from fp4dse.sweeps.scheduler import Scheduler
+from fp4dse.sweeps.jobs.machine import Machine
+from fp4dse.sweeps.planning.plan import plan
+from fp4dse.sweeps.running.driver import POLL_S
+from fp4dse.sweeps.running.scheduler import Scheduler
 from fp4dse.tasks import find_facts
 from fp4dse.tasks.job import Job, JobResult
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps.executors.local import GRACE_S, LIMIT_S, SILENCE_S, WORKER, LocalExecutor
 from fp4dse.sweeps.executors.outcome import Executor, Outcome, Pace, Running
-from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.jobs.machine import Machine
 
 EXECUTORS = {
     "local": "local.open_local",

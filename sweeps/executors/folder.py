@@ -19,8 +19,8 @@ from typing import Any
 from fp4dse.dse import ConfigError
 from fp4dse.results.text.ratios import counted
 from fp4dse.sweeps.executors.outcome import Outcome, Running, check_options, most_lanes
-from fp4dse.sweeps.jobfolder import job_name, part_of, write_job
-from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.jobs.jobfolder import job_name, part_of, write_job
+from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.tasks.job import Job
 
 OPTIONS = {"at": "", "lanes": "64"}

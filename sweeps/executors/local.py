@@ -22,8 +22,8 @@ import msgspec
 
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options, most_lanes
 from fp4dse.sweeps.executors.worker_process import Worker
-from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
-from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.jobs.jobfolder import job_name, last_words, read_result, write_job
+from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.tasks.job import ELSEWHERE, NO_ROOM, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")

@@ -1,7 +1,7 @@
 """The interface between a sweep and its executor, and the records that pass between them.
 
 An executor takes jobs and says how each ended. What follows from it (store, split, retry) is decided in
-sweeps/scheduler.py, so that every executor leads to the same rows.
+sweeps/running/scheduler.py, so that every executor leads to the same rows.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from fp4dse.sweeps.executors.local import GRACE_S, SILENCE_S
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
 from fp4dse.sweeps.executors.ray_cluster import connect
 from fp4dse.sweeps.executors.ray_task import REPORT_S, Mailbox, TaskResult, clear_folders, read_if_there, work
-from fp4dse.sweeps.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result
-from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.jobs.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result
+from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.tasks.job import Job, Progress
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import msgspec
 
 from fp4dse.sweeps.executors.local import LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Pace
-from fp4dse.sweeps.jobfolder import CHECKPOINT, job_name, write_job
+from fp4dse.sweeps.jobs.jobfolder import CHECKPOINT, job_name, write_job
 from fp4dse.tasks.job import Job, Progress
 
 REPORT_S = 1.0

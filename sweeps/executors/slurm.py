@@ -43,8 +43,8 @@ from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running, check_options
-from fp4dse.sweeps.jobfolder import job_name, read_job, read_result, write_job
-from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.jobs.jobfolder import job_name, read_job, read_result, write_job
+from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.tasks.job import Job, Progress
 
 SBATCH = ("partition", "account", "qos", "constraint", "mem")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fp4dse.results import Store, summarize
 from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.results.stats.recipes.summary import SUMMARIZED
-from fp4dse.sweeps.rows import SHARED
+from fp4dse.sweeps.jobs.rows import SHARED
 
 OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
 OBJECTIVES |= {"points": "points", "bits": "bits"}

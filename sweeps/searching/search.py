@@ -21,16 +21,16 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Space
 from fp4dse.dse.record import unlabelled
-from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import EXECUTORS
-from fp4dse.sweeps.halving import Halving
-from fp4dse.sweeps.opening import Request, open_sweep
-from fp4dse.sweeps.plan import JOB_LANES, class_rates
+from fp4dse.sweeps.planning.halving import Halving
+from fp4dse.sweeps.planning.plan import JOB_LANES, class_rates
+from fp4dse.sweeps.planning.setting import Setting
+from fp4dse.sweeps.running.driver import Sweep
+from fp4dse.sweeps.running.opening import Request, open_sweep
+from fp4dse.sweeps.running.state import Failure
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.searching.study import Study, StudyResult, Trainer
-from fp4dse.sweeps.setting import Setting
-from fp4dse.sweeps.state import Failure
 from fp4dse.tasks import find_facts
 
 SMALLEST_BATCH = 4

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import Recipe
-from fp4dse.sweeps.driver import Sweep
-from fp4dse.sweeps.halving import Halving
-from fp4dse.sweeps.plan import BASELINE
-from fp4dse.sweeps.rows import lane_id
+from fp4dse.sweeps.jobs.rows import lane_id
+from fp4dse.sweeps.planning.halving import Halving
+from fp4dse.sweeps.planning.plan import BASELINE
+from fp4dse.sweeps.planning.setting import Setting
+from fp4dse.sweeps.running.driver import Sweep
 from fp4dse.sweeps.searching.answers import Answers
 from fp4dse.sweeps.searching.sampling import Proposals
-from fp4dse.sweeps.setting import Setting
 from fp4dse.tasks import TaskFacts
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Lane

@@ -67,7 +67,7 @@ def search_lanes(
     """Yield the number of lanes with the best lanes per second so far, whenever another number was measured.
 
     Numbers are `least` times a power of two, or as many as fit. memory: bytes, None for what is free. Takes from
-    seconds to minutes; sweeps/job_sizes.py remembers.
+    seconds to minutes; sweeps/planning/job_sizes.py remembers.
     """
     fit = min(most, plan_lanes(task, recipes, device, memory))
     lanes, best, rate = least, max(1, min(least, fit)), 0.0

@@ -7,7 +7,7 @@ import pytest
 
 from fp4dse import cli
 from fp4dse.sweeps import run_sweep
-from fp4dse.sweeps.opening import Request
+from fp4dse.sweeps.running.opening import Request
 
 FAKE = (sys.executable, str(Path(__file__).parents[1] / "sweeps" / "fake_worker.py"))
 FEW = """

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from fp4dse.results import open_store
-from fp4dse.sweeps.estimate import Pace
+from fp4dse.sweeps.planning.estimate import Pace
 from tests.commands.running import assert_one_line, swept
 
 
@@ -37,7 +37,7 @@ def test_a_sweep_confirms_at_its_end_if_asked(run):
 
 
 def test_a_dry_run_says_how_many_candidates_there_can_be_and_then_how_many_there_are(run, monkeypatch):
-    monkeypatch.setattr("fp4dse.sweeps.estimate.calibrate", lambda *_: Pace(1.0, 1.0, 0.0, 0.0, "here"))
+    monkeypatch.setattr("fp4dse.sweeps.planning.estimate.calibrate", lambda *_: Pace(1.0, 1.0, 0.0, 0.0, "here"))
     asked = ("--confirm", "--confirm-seeds", "4", "--dry-run", "--json")
     before = json.loads(swept(run, *asked).out)["to_confirm"]
     assert "at most 4 of regression:quickstart" in before

@@ -75,7 +75,7 @@ def test_a_part_of_a_study_says_what_is_missing(run):
 
 def test_a_budget_for_which_nothing_gains_shows_what_was_measured(run, monkeypatch):
     """The error comes after the table, which took the training."""
-    monkeypatch.setattr("fp4dse.sweeps.sensitivity.best_choice", lambda *_: Option(0.0, 0.0, ()))
+    monkeypatch.setattr("fp4dse.sweeps.stages.sensitivity.best_choice", lambda *_: Option(0.0, 0.0, ()))
     answer = run(*ASKED, "--store", "part", "--budget", "100%")
     assert answer.code == 2
     assert "sparing gains" in answer.out

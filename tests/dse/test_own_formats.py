@@ -31,7 +31,7 @@ from fp4dse.dse.formats import ELEMENTS, PLAIN, SCALES
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_format, fit, simplest
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.scale import E8M0, SCALE_NAMES, OwnScale, TensorScale, scale_bits, scale_grid, scale_key, scale_name
-from fp4dse.sweeps.plan import _with_baselines
+from fp4dse.sweeps.planning.plan import _with_baselines
 
 replace = msgspec.structs.replace
 

@@ -233,7 +233,7 @@ def test_the_design_space_imports_without_torch():
 
 def test_a_driver_and_the_commands_that_read_import_without_torch():
     modules = (
-        "fp4dse.cli, fp4dse.sweeps.sweep, fp4dse.sweeps.searching.search, fp4dse.sweeps.state, "
+        "fp4dse.cli, fp4dse.sweeps.sweep, fp4dse.sweeps.searching.search, fp4dse.sweeps.running.state, "
         "fp4dse.results.store.query"
     )
     done = import_without(modules, ("torch", "scipy", "optuna", "duckdb", "plotly", "ray"))

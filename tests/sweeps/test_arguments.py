@@ -20,7 +20,7 @@ from fp4dse.sweeps.arguments import (
     parse_tasks,
     shipped_spaces,
 )
-from fp4dse.sweeps.halving import Halving
+from fp4dse.sweeps.planning.halving import Halving
 from fp4dse.sweeps.stores import default_store, latest_store, report_path
 from tests.sweeps.made import row
 

@@ -10,9 +10,9 @@ from fp4dse.dse import ConfigError, Recipe, StoreError
 from fp4dse.results import open_store, summarize
 from fp4dse.sweeps import weights as of_sweeps
 from fp4dse.sweeps.arguments import parse_tasks
-from fp4dse.sweeps.rerun import find_job
-from fp4dse.sweeps.rows import failed_rows, result_rows
-from fp4dse.sweeps.setting import find_setting
+from fp4dse.sweeps.jobs.rows import failed_rows, result_rows
+from fp4dse.sweeps.planning.setting import find_setting
+from fp4dse.sweeps.running.rerun import find_job
 from fp4dse.sweeps.weights import about, checkpoint, checkpoint_of_row
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.worker import task_of

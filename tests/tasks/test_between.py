@@ -12,7 +12,7 @@ from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.kernels.ops.rms_norm import rms_norm
 from fp4dse.kernels.ops.rope import rope, rope_tables
 from fp4dse.kernels.quant.backend import PLAIN
-from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.sweeps.jobs.rows import lane_id, task_context
 from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine import Population

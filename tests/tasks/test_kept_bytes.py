@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fp4dse.dse import Recipe
-from fp4dse.sweeps.rows import result_rows
+from fp4dse.sweeps.jobs.rows import result_rows
 from fp4dse.tasks import Job, JobResult, Lane, LaneResult, get_task
 from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.population import Population

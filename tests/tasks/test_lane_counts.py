@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.sweeps import estimate
+from fp4dse.sweeps.planning import estimate
 from fp4dse.tasks import get_task, train, worker
 from fp4dse.tasks.engine import Population, evaluation, lane_counts
 from fp4dse.tasks.engine.lane_counts import Memory, lanes_of, memory_of, plan_lanes, search_lanes

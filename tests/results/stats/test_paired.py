@@ -74,8 +74,8 @@ def test_many_combinations_have_numbers_too():
 
 
 def test_a_recipe_that_trains_nothing_has_one_rate_and_no_other_grid(row):
-    """Its rates would all be one (sweeps/plan.py), so that nothing is unfair about it; what trains at one has another.
-    What trains nothing does not say which grid is the usual one, either."""
+    """Its rates would all be one (sweeps/planning/plan.py), so that nothing is unfair about it; what trains at one has
+    another. What trains nothing does not say which grid is the usual one, either."""
     plain, nothing = Recipe.named("nvfp4"), Recipe.named("mxfp4")
     nothing = msgspec.structs.replace(nothing, training=Training(trains="none")).canonical()
     lanes = [row(plain, seed, 0.5, lr=lr) for seed in (0, 1) for lr in (1e-3, 2e-3)]

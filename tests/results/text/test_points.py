@@ -20,7 +20,7 @@ from fp4dse.results.stats.recipes.margins import POINTS_MARGIN, margin_of, read_
 from fp4dse.results.stats.recipes.verdict import verdicts
 from fp4dse.results.text.pareto_table import pareto_table
 from fp4dse.results.text.ratios import change, change_range, fine_change, size, written_in
-from fp4dse.sweeps.trials import study_data
+from fp4dse.sweeps.dashboard.trials import study_data
 from tests.commands.running import call
 
 RL = {"task": "rl", "preset": "small", "gap_unit": "points"}

@@ -12,9 +12,9 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_search, run_sweep
 from fp4dse.sweeps.arguments import find_space
-from fp4dse.sweeps.jobfolder import job_name, write_job
-from fp4dse.sweeps.machine import Machine
-from fp4dse.sweeps.plan import plan
+from fp4dse.sweeps.jobs.jobfolder import job_name, write_job
+from fp4dse.sweeps.jobs.machine import Machine
+from fp4dse.sweeps.planning.plan import plan
 from fp4dse.tasks import Lane, get_task, train, worker
 from fp4dse.tasks.job import NO_ROOM, OUT_OF_MEMORY, Job
 from fp4dse.tasks.worker import jobs_in

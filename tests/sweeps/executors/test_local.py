@@ -11,7 +11,7 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.executors import LocalExecutor, Outcome
-from fp4dse.sweeps.jobfolder import job_name, last_words
+from fp4dse.sweeps.jobs.jobfolder import job_name, last_words
 from fp4dse.tasks.job import Job, Lane
 
 FAKE = str(Path(__file__).parents[1] / "fake_worker.py")

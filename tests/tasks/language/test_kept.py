@@ -13,7 +13,7 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_
 from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.quant.operand.records import Journal
-from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.sweeps.jobs.rows import lane_id, task_context
 from fp4dse.tasks import Lane, environment, facts_of, get_task
 from fp4dse.tasks.bench.kept import kept_for_backward
 from fp4dse.tasks.engine import Population
