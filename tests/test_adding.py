@@ -213,7 +213,7 @@ ADDED: dict[str, Edits] = {
         "sweeps/executors/__init__.py": [('    "local": "local.open_local",\n', '    "again": "again.open_again",\n')],
     },
     "statistic": {
-        "results/stats/lucky.py": [
+        "results/stats/recipes/lucky.py": [
             (
                 None,
                 '"""The best seed of each recipe."""\n\n\n'
@@ -226,7 +226,7 @@ ADDED: dict[str, Edits] = {
             ("VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {\n", '    "lucky": lucky,\n'),
             (
                 "from fp4dse.results.stats.techniques.lasso import stability\n",
-                "from fp4dse.results.stats.lucky import lucky\n",
+                "from fp4dse.results.stats.recipes.lucky import lucky\n",
             ),
         ],
     },
