@@ -267,8 +267,7 @@ def _ways(part: _Part, device: str) -> Iterator[Row]:
     part.step(exchange, overlaps=False)
     width, plan, formats = part.layer.sizes.width, part.plan, exchange.formats
     x, of_choices, of_places = (
-        normal(count, width, seed=5, device=device)
-        for count in (part.x.shape[1], len(plan.returned), len(plan.came))
+        normal(count, width, seed=5, device=device) for count in (part.x.shape[1], len(plan.returned), len(plan.came))
     )
     to_experts, to_tokens = (plan.to, plan.received, plan.came), (plan.received, plan.to, plan.returned)
     ways = {

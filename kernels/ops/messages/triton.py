@@ -46,9 +46,9 @@ class _Form(NamedTuple):
 
 
 @triton.jit
-def _row(x_ptr, chosen_ptr, each, width):
+def _row(x_ptr, chosen_ptr, width, EACH: tl.constexpr):
     """Where the program's row of a tensor begins."""
-    return x_ptr + tl.load(chosen_ptr + tl.program_id(0)) // each * width
+    return x_ptr + tl.load(chosen_ptr + tl.program_id(0)) // EACH * width
 
 
 @triton.jit
@@ -69,9 +69,9 @@ def _mxfp4_packed_kernel(
     x_ptr,
     chosen_ptr,
     out_ptr,
-    each,
     width,
     of_row,
+    EACH: tl.constexpr,
     CARRY: tl.constexpr,
     OFFSET: tl.constexpr,
     TILE: tl.constexpr,
@@ -79,16 +79,17 @@ def _mxfp4_packed_kernel(
     """Blocks of 32 of a row: 16 bytes each, and behind those of the row a scale each."""
     block, blocks = tl.program_id(1) * (TILE // 32) + tl.arange(0, TILE // 32), (width + 31) // 32
     column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
-    magnitude, sign = _magnitudes(_row(x_ptr, chosen_ptr, each, width), column, width)
+    magnitude, sign = _magnitudes(_row(x_ptr, chosen_ptr, width, EACH), column, width)
     top = tl.reduce(magnitude, 1, higher)
     usable = top < _INFINITE
     scale = tl.minimum(tl.maximum((top + CARRY >> 23) - OFFSET, 0), 254)
     y = tl.minimum(as_float(magnitude) * _power(254 - scale)[:, None], 6.0)
     code = as_int(nearest(y, 1.0, 0.5) * _E2M1) >> 22 | sign >> 28 & 8
-    low, high = halves(tl.where(usable[:, None], code, 0))
+    low, high = halves(code)
     out_ptr += tl.program_id(0).to(tl.int64) * of_row
     at = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(out_ptr + at, (low | high << 4).to(tl.uint8), (block < blocks)[:, None])
+    both = tl.where(usable[:, None], low | high << 4, 0).to(tl.uint8)
+    tl.store(out_ptr + at, both, (block < blocks)[:, None])
     tl.store(out_ptr + blocks * 16 + block, tl.where(usable, scale, _NAN).to(tl.uint8), block < blocks)
 
 
@@ -116,12 +117,12 @@ def _e2m1(codes):
 
 
 @triton.jit
-def _fp8_packed_kernel(x_ptr, chosen_ptr, out_ptr, factor_ptr, each, width, of_row, TILE: tl.constexpr):
+def _fp8_packed_kernel(x_ptr, chosen_ptr, out_ptr, factor_ptr, width, of_row, EACH: tl.constexpr, TILE: tl.constexpr):
     """Segments of 128 of a row: a byte for each number, and behind those of the row a factor each. factor: the same
     message, as numbers."""
     segment, segments = tl.program_id(1) * (TILE // 128) + tl.arange(0, TILE // 128), (width + 127) // 128
     column = segment[:, None] * 128 + tl.arange(0, 128)[None, :]
-    magnitude, sign = _magnitudes(_row(x_ptr, chosen_ptr, each, width), column, width)
+    magnitude, sign = _magnitudes(_row(x_ptr, chosen_ptr, width, EACH), column, width)
     top = tl.reduce(magnitude, 1, higher)
     amax, usable = as_float(top), top < _INFINITE
     inverse = tl.minimum(tl.maximum(tl.div_rn(448.0, amax), _FLT_MIN), _FLT_MAX)
@@ -150,10 +151,10 @@ def _fp8_placed_kernel(message_ptr, factor_ptr, source_ptr, out_ptr, width, of_r
 
 
 @triton.jit
-def _bf16_packed_kernel(x_ptr, chosen_ptr, out_ptr, each, width, TILE: tl.constexpr):
+def _bf16_packed_kernel(x_ptr, chosen_ptr, out_ptr, width, EACH: tl.constexpr, TILE: tl.constexpr):
     """A part of a row."""
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    x = tl.load(_row(x_ptr, chosen_ptr, each, width) + column, column < width, 0.0)
+    x = tl.load(_row(x_ptr, chosen_ptr, width, EACH) + column, column < width, 0.0)
     tl.store(out_ptr + tl.program_id(0).to(tl.int64) * width + column, x.to(tl.bfloat16), column < width)
 
 
@@ -191,14 +192,15 @@ def packed(x: Tensor, chosen: Tensor, q: Quantizer, each: int = 1) -> Tensor:
     x, width, form = x.contiguous(), x.shape[1], _form(q)
     assert form
     out = torch.empty(len(chosen), row_bytes(width, q), dtype=torch.uint8, device=x.device)
+    how = _HOW | {"EACH": each}
     programs = launch_grid(len(chosen), triton.cdiv(width, _HOW["TILE"]))
     if form.name == "mxfp4":
         rule = {"CARRY": form.carry, "OFFSET": form.offset}
-        _mxfp4_packed_kernel[programs](x, chosen, out, each, width, out.shape[1], **rule, **_HOW)
+        _mxfp4_packed_kernel[programs](x, chosen, out, width, out.shape[1], **rule, **how)
     elif form.name == "fp8":
-        _fp8_packed_kernel[programs](x, chosen, out, out.view(torch.float32), each, width, out.shape[1], **_HOW)
+        _fp8_packed_kernel[programs](x, chosen, out, out.view(torch.float32), width, out.shape[1], **how)
     else:
-        _bf16_packed_kernel[programs](x, chosen, out.view(torch.bfloat16), each, width, **_HOW)
+        _bf16_packed_kernel[programs](x, chosen, out.view(torch.bfloat16), width, **how)
     return out
 
 
