@@ -32,7 +32,7 @@ _NAN = tl.constexpr(255)
 """E8M0's code."""
 _FLT_MIN, _FLT_MAX = tl.constexpr(2.0**-126), tl.constexpr(float(torch.finfo(torch.float32).max))
 _E2M1, _E4M3 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-120)
-"""What brings subnormal numbers to those of float32: codes are then the bits from 22 and from 20 on."""
+"""Factors that make subnormal numbers those of float32: codes are then the bits from 22 and from 20 on."""
 _HOW = {"TILE": 2048, "num_warps": 4, "enable_fp_fusion": False}
 """Numbers of a program."""
 
