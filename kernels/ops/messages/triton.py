@@ -24,7 +24,7 @@ from fp4dse.dse.scale import E8M0
 from fp4dse.kernels.ops.fp8.shifting import higher
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.messages import row_bytes
-from fp4dse.kernels.quant.triton.codes import halves
+from fp4dse.kernels.quant.triton.codes import nearest_codes, signs_of
 from fp4dse.kernels.quant.triton.numbers import as_float, as_int, nearest
 
 _INFINITE = tl.constexpr(0x7F800000)
@@ -33,7 +33,7 @@ _NAN = tl.constexpr(255)
 _FLT_MIN, _FLT_MAX = tl.constexpr(2.0**-126), tl.constexpr(float(torch.finfo(torch.float32).max))
 _E2M1, _E4M3 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-120)
 """Factors that make subnormal numbers those of float32: codes are then the bits from 22 and from 20 on."""
-_HOW = {"TILE": 2048, "num_warps": 4, "enable_fp_fusion": False}
+_HOW = {"TILE": 2048, "num_warps": 2, "enable_fp_fusion": False}
 """Numbers of a program."""
 
 
@@ -52,10 +52,9 @@ def _row(x_ptr, chosen_ptr, width, EACH: tl.constexpr):
 
 
 @triton.jit
-def _magnitudes(x_ptr, column, width):
-    """Bits of magnitudes and of signs, int32, of a row's numbers; zeros beyond its end."""
-    x = as_int(tl.load(x_ptr + column, column < width, 0.0).to(tl.float32))
-    return x & 0x7FFFFFFF, x & -0x80000000
+def _numbers(x_ptr, column, width):
+    """A row's numbers, float32, zeros beyond its end."""
+    return tl.load(x_ptr + column, column < width, 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -74,22 +73,26 @@ def _mxfp4_packed_kernel(
     EACH: tl.constexpr,
     CARRY: tl.constexpr,
     OFFSET: tl.constexpr,
+    WORDS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Blocks of 32 of a row: 16 bytes each, and behind those of the row a scale each."""
+    """Blocks of 32 of a row: 16 bytes each, and behind those of the row a scale each. WORDS: rows begin with words."""
     block, blocks = tl.program_id(1) * (TILE // 32) + tl.arange(0, TILE // 32), (width + 31) // 32
     column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
-    magnitude, sign = _magnitudes(_row(x_ptr, chosen_ptr, width, EACH), column, width)
-    top = tl.reduce(magnitude, 1, higher)
+    x = _numbers(_row(x_ptr, chosen_ptr, width, EACH), column, width)
+    top = tl.reduce(as_int(x) & 0x7FFFFFFF, 1, higher)
     usable = top < _INFINITE
     scale = tl.minimum(tl.maximum((top + CARRY >> 23) - OFFSET, 0), 254)
-    y = tl.minimum(as_float(magnitude) * _power(254 - scale)[:, None], 6.0)
-    code = as_int(nearest(y, 1.0, 0.5) * _E2M1) >> 22 | sign >> 28 & 8
-    low, high = halves(code)
+    one = tl.full((), 1.0, tl.float32)
+    e2m1 = one, one * 0.5, one * 6, one
+    codes = nearest_codes(tl.abs(x) * _power(254 - scale)[:, None], signs_of(x, 32, False), usable, e2m1)
     out_ptr += tl.program_id(0).to(tl.int64) * of_row
-    at = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    both = tl.where(usable[:, None], low | high << 4, 0).to(tl.uint8)
-    tl.store(out_ptr + at, both, (block < blocks)[:, None])
+    at, inside = block[:, None] * 4 + tl.arange(0, 4)[None, :], (block < blocks)[:, None]
+    if WORDS:
+        tl.store(out_ptr.to(tl.pointer_type(tl.int32)) + at, codes, inside)
+    else:
+        for byte in tl.static_range(4):
+            tl.store(out_ptr + 4 * at + byte, (codes >> 8 * byte).to(tl.uint8), inside)
     tl.store(out_ptr + blocks * 16 + block, tl.where(usable, scale, _NAN).to(tl.uint8), block < blocks)
 
 
@@ -122,14 +125,14 @@ def _fp8_packed_kernel(x_ptr, chosen_ptr, out_ptr, factor_ptr, width, of_row, EA
     message, as numbers."""
     segment, segments = tl.program_id(1) * (TILE // 128) + tl.arange(0, TILE // 128), (width + 127) // 128
     column = segment[:, None] * 128 + tl.arange(0, 128)[None, :]
-    magnitude, sign = _magnitudes(_row(x_ptr, chosen_ptr, width, EACH), column, width)
-    top = tl.reduce(magnitude, 1, higher)
+    x = _numbers(_row(x_ptr, chosen_ptr, width, EACH), column, width)
+    top = tl.reduce(as_int(x) & 0x7FFFFFFF, 1, higher)
     amax, usable = as_float(top), top < _INFINITE
     inverse = tl.minimum(tl.maximum(tl.div_rn(448.0, amax), _FLT_MIN), _FLT_MAX)
     factor = tl.div_rn(1.0, tl.where(amax > 0, inverse, 1.0))
-    y = tl.minimum(as_float(magnitude) * tl.minimum(tl.div_rn(1.0, factor), _FLT_MAX)[:, None], 448.0)
+    y = tl.minimum(tl.abs(x) * tl.minimum(tl.div_rn(1.0, factor), _FLT_MAX)[:, None], 448.0)
     code = as_int(nearest(y, 2.0**-6, 0.125) * _E4M3) >> 20
-    code = tl.where(usable[:, None], code | sign >> 24 & 0x80, 0x7F)
+    code = tl.where(usable[:, None], code | as_int(x) >> 24 & 0x80, 0x7F)
     row, inside = tl.program_id(0).to(tl.int64), segment < segments
     tl.store(out_ptr + row * of_row + column, code.to(tl.uint8), inside[:, None])
     tl.store(factor_ptr + row * (of_row // 4) + segments * 32 + segment, factor, inside)
@@ -195,7 +198,7 @@ def packed(x: Tensor, chosen: Tensor, q: Quantizer, each: int = 1) -> Tensor:
     how = _HOW | {"EACH": each}
     programs = launch_grid(len(chosen), triton.cdiv(width, _HOW["TILE"]))
     if form.name == "mxfp4":
-        rule = {"CARRY": form.carry, "OFFSET": form.offset}
+        rule = {"CARRY": form.carry, "OFFSET": form.offset, "WORDS": out.shape[1] % 4 == 0}
         _mxfp4_packed_kernel[programs](x, chosen, out, width, out.shape[1], **rule, **how)
     elif form.name == "fp8":
         _fp8_packed_kernel[programs](x, chosen, out, out.view(torch.float32), width, out.shape[1], **how)

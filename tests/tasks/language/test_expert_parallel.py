@@ -175,6 +175,9 @@ def test_two_processes_have_the_bits_of_one(device):
     assert [note.split()[0] for note in notes.values()] == ["0.2656", "0.5156"]
     link = notes["forward dispatch"].split()
     assert 0 < float(link[3]) < float(link[-1])  # milliseconds of this format and of BF16, not rounded to 0
+    packing = rows["forward dispatch: packing"].note.split()
+    least = (CPU.tokens * 4 + CPU.tokens * CPU.choices * (1 / 2 + 1 / 32)) * CPU.width  # with all choices sent
+    assert float(packing[0]) == pytest.approx(least / 1e6, rel=0.1)
     assert float(rows["weights of a rank's experts"].note.split()[-1]) > 0
 
 
