@@ -27,6 +27,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.experts import expert_products, group_layers
+from fp4dse.kernels.ops.messages import packed, placed
 from fp4dse.kernels.ops.silu import silu
 from fp4dse.tasks.engine.lane_counts import peak, reset_peak, wait_for
 from fp4dse.tasks.language.expert_parallel import (
@@ -35,9 +36,7 @@ from fp4dse.tasks.language.expert_parallel import (
     Plan,
     gathered,
     make_plan,
-    packed_rows,
     swap_over,
-    unpacked_rows,
     without_multicast,
 )
 from fp4dse.tasks.language.experts import dispatch
@@ -177,7 +176,8 @@ def _of_rank(rank: int, ranks: int, device: str, sizes: Sizes, folder: str) -> N
     if by_device(device, cpu=False, cuda=True):
         torch.cuda.set_device(rank)
     where, backend = f"file://{folder}/store", by_device(device, cpu="gloo", cuda="nccl")
-    dist.init_process_group(backend, where, rank=rank, world_size=ranks)
+    own = by_device(device, cpu=None, cuda=torch.device(device))
+    dist.init_process_group(backend, where, rank=rank, world_size=ranks, device_id=own)
     try:
         with torch_threads(1), open(Path(folder) / f"{rank}.jsonl", "ab", buffering=0) as file:
             file.writelines(msgspec.json.encode(tuple(row)) + b"\n" for row in _rows(rank, ranks, device, sizes))
@@ -246,30 +246,58 @@ def _compared(part: _Part, x: Tensor, g: Tensor, chosen: Tensor, device: str) ->
             yield Row(f"{name}, shared expert {order}", wrong, "wrong", f"of {count_of_all:,}")
 
 
+class _Way(NamedTuple):
+    """An all-to-all. The rows of x [N, D] that are sent and how many to each rank; how many come from each, and of each
+    place which of them it gets. each: as in `messages.packed`."""
+
+    q: Quantizer
+    x: Tensor
+    chosen: Tensor
+    to: list[int]
+    received: list[int]
+    source: Tensor
+    each: int = 1
+
+
 def _ways(part: _Part, device: str) -> Iterator[Row]:
-    """Each all-to-all: bytes to other ranks, its time, that of packing and unpacking, and of a slower link."""
+    """Each all-to-all: bytes to other ranks, its time and that of a slower link, that of packing the rows that are
+    chosen and of unpacking them to their places."""
     rank, _ = part.layer.place
     exchange = Exchange(swap_over(), rank)
     part.step(exchange, overlaps=False)
     width, plan, formats = part.layer.sizes.width, part.plan, exchange.formats
+    x, of_choices, of_places = (
+        normal(count, width, seed=5, device=device) for count in (part.x.shape[1], len(plan.returned), len(plan.came))
+    )
+    to_experts, to_tokens = (plan.to, plan.received, plan.came), (plan.received, plan.to, plan.returned)
     ways = {
-        "forward dispatch": (formats.x, plan.to, plan.received),
-        "forward combine": (formats.results, plan.received, plan.to),
-        "backward dispatch": (formats.g, plan.to, plan.received),
-        "backward combine": (formats.gradients, plan.received, plan.to),
+        "forward dispatch": _Way(formats.x, x, plan.sends, *to_experts, each=part.layer.sizes.choices),
+        "forward combine": _Way(formats.results, of_places, plan.places, *to_tokens),
+        "backward dispatch": _Way(formats.g, of_choices, plan.sends, *to_experts),
+        "backward combine": _Way(formats.gradients, of_places, plan.places, *to_tokens),
     }
-    for way, (q, to, received) in ways.items():
-        rows = normal(sum(to), width, seed=5, device=device)
-        away = 2 * width * sum(n for other, n in enumerate(to) if other != rank)
-        sent = exchange.sent[way]
+    for name, way in ways.items():
+        away = 2 * width * sum(n for other, n in enumerate(way.to) if other != rank)
+        sent = exchange.sent[name]
         slower = f"{1e3 * sent / LINK:.3g} ms at {LINK / 1e9:.0f} GB/s, BF16 {1e3 * away / LINK:.3g}"
         note = f"{sent / away:.4f} of BF16's; {slower}" if away else "there is one rank"
-        yield Row(f"{way}: bytes to other ranks", sent, "bytes", note)
-        message = packed_rows(rows, q)
-        for name, sending in {q.label(): message, "bf16": packed_rows(rows, BF16)}.items():
-            yield Row(f"{way}: all-to-all of {name}", _ms(_swapping(sending, to, received), device), "ms")
-        yield Row(f"{way}: packing", _ms(partial(packed_rows, rows, q), device), "ms")
-        yield Row(f"{way}: unpacking", _ms(partial(unpacked_rows, message, width, q), device), "ms")
+        yield Row(f"{name}: bytes to other ranks", sent, "bytes", note)
+        messages = {q.label(): packed(way.x, way.chosen, q, way.each) for q in (way.q, BF16)}
+        for label, sending in messages.items():
+            swapping = _swapping(sending, way.to, way.received)
+            yield Row(f"{name}: all-to-all of {label}", _ms(swapping, device), "ms")
+        pack = partial(packed, way.x, way.chosen, way.q, way.each)
+        message = messages[way.q.label()]
+        yield _timed(f"{name}: packing", pack, min(len(way.x), len(way.chosen)) * 4 * width + message.nbytes, device)
+        came = _swapping(message, way.to, way.received)()
+        place = partial(placed, came, way.source, width, way.q)
+        yield _timed(f"{name}: unpacking", place, came.nbytes + len(way.source) * 4 * width, device)
+
+
+def _timed(what: str, call: Callable[[], object], nbytes: int, device: str) -> Row:
+    """The time of a call that reads and writes so many bytes at least."""
+    ms = _ms(call, device)
+    return Row(what, ms, "ms", f"{nbytes / 1e6:.4g} MB, {nbytes / ms / 1e6:.4g} GB/s")
 
 
 def _swapping(message: Tensor, to: list[int], received: list[int]) -> Callable[[], Tensor]:

@@ -13,9 +13,9 @@ What does not depend on the tokens that are under way may be computed meanwhile:
 In the backward pass it is the other way round: the gradients leave in what is the end of the forward pass, so that what
 was computed in between has its backward pass while they are under way.
 
-A row travels as its codes, then its scales, in bytes. A format whose values it keeps when it quantizes them again
-(MXFP4 does) leaves the expert's product with the bits that it has on one GPU, if backward operands are made from the
-forward's copy, too. Sums over a token's choices are in their order.
+A row travels as its codes, then its scales, in bytes (kernels/ops/messages). A format whose values it keeps when it
+quantizes them again (MXFP4 does) leaves the expert's product with the bits that it has on one GPU, if backward operands
+are made from the forward's copy, too. Sums over a token's choices are in their order.
 
 Lengths of messages are numbers of the host, so a step with them cannot be captured. What is said of optimizers, dense
 layers and balance is not part of it.
@@ -30,17 +30,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse import ConfigError, Quantizer
-from fp4dse.dse.rounding import Nearest
 from fp4dse.kernels.autograd import Function
-from fp4dse.kernels.quant.backend import backend
-from fp4dse.kernels.quant.operand.kinds import slot_of
-from fp4dse.kernels.quant.operand.records import Stored, Use
-from fp4dse.kernels.quant.operand.stored import restored, stored, why_not_stored
+from fp4dse.kernels.ops.messages import packed, placed, why_not_sent
 
 Swap = Callable[[Tensor, list[int], list[int]], Callable[[], Tensor]]
 """(rows uint8 [S, B], ordered by the rank that they go to; how many go to each rank; how many come from each) -> a
@@ -69,6 +64,8 @@ class Plan(NamedTuple):
     to        how many go to each rank
     places    int64 [R], of each row that comes its place among L · E/n · room
     received  how many come from each rank
+    came      int64 [L · E/n · room], of each place the number of the row that comes to it, -1 where none does
+    returned  int64 [L · M · k], likewise of each choice the row that comes back for it
     shape     L, M, k, E/n, room
     """
 
@@ -76,6 +73,8 @@ class Plan(NamedTuple):
     to: list[int]
     places: Tensor
     received: list[int]
+    came: Tensor
+    returned: Tensor
     shape: tuple[int, int, int, int, int]
 
 
@@ -94,10 +93,18 @@ def make_plan(choices_of: Tensor, tokens: int, choices: int, room: int, place: t
     source = [part // (own * choices) for part in parts]  # `ranks` where a place is empty
     lane = torch.arange(lanes, device=choices_of.device)[:, None] * own * choices
     mine = [from_ == rank for from_ in source]
-    sends = [(part - rank * own * choices + lane)[here] for part, here in zip(parts, mine, strict=True)]
-    places = [torch.nonzero(source[rank].flatten() == other)[:, 0] for other in range(ranks)]
+    to_each = [(part - rank * own * choices + lane)[here] for part, here in zip(parts, mine, strict=True)]
+    of_each = [torch.nonzero(source[rank].flatten() == other)[:, 0] for other in range(ranks)]
+    sends, places = torch.cat(to_each), torch.cat(of_each)
+    came, returned = _numbers(places, lanes * positions // ranks), _numbers(sends, lanes * own * choices)
     shape = lanes, own, choices, positions // room // ranks, room
-    return Plan(torch.cat(sends), [len(x) for x in sends], torch.cat(places), [len(x) for x in places], shape)
+    return Plan(sends, [*map(len, to_each)], places, [*map(len, of_each)], came, returned, shape)
+
+
+def _numbers(places: Tensor, count: int) -> Tensor:
+    """The number of each of so many places among `places`: int64 [count], -1 of those that are not there."""
+    numbers = torch.arange(len(places), device=places.device)
+    return torch.full((count,), -1, device=places.device).scatter_(0, places, numbers)
 
 
 class Exchange:
@@ -136,38 +143,21 @@ class Exchange:
     def to_experts(self, x: Tensor, plan: Plan, q: Quantizer, way: str) -> Callable[[], Tensor]:
         """x [L, M, D], or a row for each choice [L, M, k, D], on its way to the experts' places: float32 [L, E/n, room,
         D]."""
-        lanes, tokens, choices, experts, room = plan.shape
-        rows = x.unsqueeze(2).expand(-1, -1, choices, -1) if x.ndim == 3 else x
-        rows = rows.reshape(lanes * tokens * choices, -1)[plan.sends]
-        arrived = self._swapped(rows, plan.to, plan.received, q, way)
-
-        def placed() -> Tensor:
-            came = arrived()
-            out = came.new_zeros(lanes * experts * room, came.shape[1])
-            return out.index_copy_(0, plan.places, came).view(lanes, experts, room, -1)
-
-        return placed
+        lanes, _, choices, experts, room = plan.shape
+        each, width = choices if x.ndim == 3 else 1, x.shape[-1]
+        arrived = self._swapped(packed(x.flatten(0, -2), plan.sends, q, each), plan.to, plan.received, way)
+        return lambda: placed(arrived(), plan.came, width, q).view(lanes, experts, room, width)
 
     def to_tokens(self, x: Tensor, plan: Plan, q: Quantizer, way: str) -> Callable[[], Tensor]:
         """Rows at the experts' places [L, E/n, room, D] on their way to the choices: float32 [L, M, k, D]."""
-        lanes, tokens, choices, _, _ = plan.shape
-        arrived = self._swapped(x.flatten(0, 2)[plan.places], plan.received, plan.to, q, way)
+        (lanes, tokens, choices, _, _), width = plan.shape, x.shape[-1]
+        arrived = self._swapped(packed(x.flatten(0, 2), plan.places, q), plan.received, plan.to, way)
+        return lambda: placed(arrived(), plan.returned, width, q).view(lanes, tokens, choices, width)
 
-        def placed() -> Tensor:
-            came = arrived()
-            out = came.new_zeros(lanes * tokens * choices, came.shape[1])
-            return out.index_copy_(0, plan.sends, came).view(lanes, tokens, choices, -1)
-
-        return placed
-
-    def _swapped(
-        self, rows: Tensor, to: list[int], received: list[int], q: Quantizer, way: str
-    ) -> Callable[[], Tensor]:
-        message = packed_rows(rows, q)
+    def _swapped(self, message: Tensor, to: list[int], received: list[int], way: str) -> Callable[[], Tensor]:
         gone = sum(number for other, number in enumerate(to) if other != self.rank)
         self.sent[way] = self.sent.get(way, 0) + gone * message.shape[1]
-        arrived = self.swap(message, to, received)
-        return lambda: unpacked_rows(arrived(), rows.shape[1], q)
+        return self.swap(message, to, received)
 
 
 def without_multicast() -> None:
@@ -266,72 +256,3 @@ class _End(Function[Tensor]):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         ctx.of.send(g, back=True)
         return g.new_empty(0), None
-
-
-def why_not_sent(q: Quantizer) -> str | None:
-    """The formats that are accepted instead of a quantizer, None if its rows can be sent: each is quantized by
-    itself."""
-    if q.element == "none" or q.is_plain:
-        return None
-    if q.rounding != Nearest() or q.outliers is not None:
-        return "rounding to nearest, without outliers"
-    over = q.canonical().factors_over
-    if not (isinstance(q.block, int) or q.block == "row") or (q.tensor_scale is not None and over == "tensor"):
-        return "scales of their own in every row, such as mxfp4, fp8-row or fp8-1x128"
-    return why_not_stored(q.canonical())
-
-
-def packed_rows(rows: Tensor, q: Quantizer) -> Tensor:
-    """Rows [S, D] as bytes, uint8 [S, B]: codes, then scales, then factors in FP32."""
-    if q.element == "none":
-        return rows.to(torch.float32).contiguous().view(torch.uint8)
-    if not len(rows):
-        return torch.empty(0, row_bytes(rows.shape[1], q), dtype=torch.uint8, device=rows.device)
-    if len(rows) == 1:  # whose factor would be as one of a tensor
-        return packed_rows(F.pad(rows, (0, 0, 0, 1)), q)[:1]
-    parts = (part for part in _stored(rows, q) if _is_of_rows(part))
-    return torch.cat([part.contiguous().view(torch.uint8).view(len(rows), -1) for part in parts], dim=1)
-
-
-def unpacked_rows(message: Tensor, width: int, q: Quantizer) -> Tensor:
-    """The inverse: float32 [S, width]."""
-    if q.element == "none":
-        return message.contiguous().view(torch.float32)
-    if not len(message):
-        return torch.empty(0, width, device=message.device)
-    example = _stored(torch.zeros(2, width, device=message.device), q)
-    cut = iter(message.split([part.nbytes // 2 for part in example if _is_of_rows(part)], dim=1))
-    parts = [
-        _apart(next(cut)).view(of.dtype).view(1, len(message), *of.shape[2:]) if _is_of_rows(of) else of
-        for of in example
-    ]
-    return restored(Stored(*parts), [q.canonical()]).decoded()[0, :, :width]
-
-
-def _apart(part: Tensor) -> Tensor:
-    """A part of rows in memory of its own, also of a single row: there FP32 begins at a multiple of four bytes."""
-    return part.clone(memory_format=torch.contiguous_format)
-
-
-def row_bytes(width: int, q: Quantizer) -> int:
-    """Bytes of a row of so many numbers."""
-    if q.element == "none":
-        return 4 * width
-    return sum(part.nbytes // 2 for part in _stored(torch.zeros(2, width), q) if _is_of_rows(part))
-
-
-def _is_of_rows(part: Tensor) -> bool:
-    """True for a part of what is stored that has a value of its own for each row; the factor of a tensor without a
-    tensor scale is a constant."""
-    return part.ndim > 1
-
-
-def _stored(rows: Tensor, q: Quantizer) -> Stored:
-    """Rows [S, D], S above 1, as a recipe stores an operand of one lane."""
-    q, device = q.canonical(), rows.device
-    slot = slot_of([q], 0, device, backend(str(device)))
-    nothing = torch.zeros((), dtype=torch.int64, device=device)
-    use = Use(nothing[None], nothing, 0, training=False, length=rows.shape[1], keeping=True)
-    padded = F.pad(rows.to(torch.float32), (0, -rows.shape[1] % slot.unit))
-    operand = slot.quantize(padded[None], use)
-    return operand.stored or stored(operand.terms[0], [q])

@@ -73,7 +73,7 @@ def place(request):
         for module in ("codes", "mxfp4"):
             patch.setattr(modules[module], "prmt", _prmt)
         patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        for module in ("eights", "fp8", "max_abs", "mxfp4", "shifting", "wide"):
+        for module in ("eights", "fp8", "max_abs", "messages", "mxfp4", "shifting", "wide"):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
         patch.setattr(modules["eights"], "eight_bits", _eight_bits)
         patch.setattr(modules["shifting"], "upward", _upward)

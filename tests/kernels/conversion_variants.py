@@ -6,6 +6,12 @@ On a GPU. Ceilings are kernels that convert nothing: a copy, a fill of the bytes
 a word and write two. Every variant has its bits compared with the kernel in use before it is timed, and is printed as
 soon as it is. Ways are compiled by several processes first. What is faster goes into kernels/ops/mxfp4/triton.py, with
 its time into docs/log.md.
+
+The kernel in use takes 4.9 instructions an element (`python -m tests.kernels.instructions`), of which 2.1 decode and
+transpose. A thread has 4 rows of a block, so that words of 4 numbers go through shared memory to make lines, and a
+program reads 16 bytes of a row, half of what memory gives. Ways with `rows` keep everything in the registers of the
+thread that read it: it has 4, 8 or 16 rows of a block, and a program as much of each row as makes 32 threads. They take
+4.0, 3.4 and 3.1 instructions. None of them is in use until a GPU has shown that it is faster.
 """
 
 from __future__ import annotations
@@ -28,9 +34,22 @@ from fp4dse.kernels.bench.clock import CALLS, copy_us, graph, median_us
 from fp4dse.kernels.bench.conversion import EDGE, operand
 from fp4dse.kernels.ops.mxfp4 import E4M3, Fp8
 from fp4dse.kernels.ops.mxfp4 import triton as ours
-from fp4dse.kernels.ops.mxfp4.triton import _below, _blocks, _bytes, _fp8_table, _power, _tile_of, _transposed, higher
+from fp4dse.kernels.ops.mxfp4.triton import (
+    _NAN,
+    _below,
+    _blocks,
+    _bytes,
+    _fp8_table,
+    _power,
+    _tile_of,
+    _transposed,
+    higher,
+    permuted,
+    prmt,
+)
 
 PROCESSES = 14
+_HIGH = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
 
 
 @triton.jit
@@ -112,8 +131,100 @@ def _columns_kernel(  # noqa: PLR0913
         tl.store(outside_ptr + of_tile, tl.reduce(below, 0, higher).to(tl.uint8), block < blocks)
 
 
+@triton.jit
+def _quarters(words):
+    """The four words of each block."""
+    odd, even = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], 2, 2)))
+    first, third = tl.split(odd)
+    second, fourth = tl.split(even)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _eight(word, low, high):
+    """FP8 codes of a word's codes of even and of odd number, by the table of a block. Signs of the one half are in
+    their place, those of the other 4 bits below."""
+    magnitudes = word & 0x77777777
+    a, b = permuted(low, high, magnitudes), permuted(low, high, magnitudes >> 16)
+    return prmt(a, b, 0x6420) | word << 4 & _HIGH, prmt(a, b, 0x7531) | word & _HIGH
+
+
+@triton.jit
+def _held_kernel(  # noqa: PLR0913
+    codes_ptr,
+    scales_ptr,
+    table_ptr,
+    out_ptr,
+    factor_ptr,
+    outside_ptr,
+    rows,
+    blocks,
+    FIRST: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A tile of 128 rows and as many blocks as 32 threads have, each ROWS rows of a block, which it transposes itself.
+
+    A block that does not count is as one far below: its numbers are zeros. NaN has a row of the table.
+    """
+    GROUPS: tl.constexpr = 128 // ROWS
+    BLOCKS: tl.constexpr = ROWS // 4
+    number, tiles = tl.program_id(1).to(tl.int64), rows // 128
+    block, group = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, GROUPS)
+    codes_ptr += number * 512 * blocks
+    scales_ptr += number * 128 * blocks
+    at = group[:, None] * ROWS * blocks + block[None, :]
+    words, scales, counting = (), (), ()
+    for row in tl.static_range(ROWS):
+        there = (at + row * blocks)[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        words += (tl.load(codes_ptr + there),)
+        scales += (tl.load(scales_ptr + at + row * blocks).to(tl.int32),)
+    top, bottom = tl.full((GROUPS, BLOCKS), -1, tl.int32), tl.full((GROUPS, BLOCKS), -255, tl.int32)
+    for row in tl.static_range(ROWS):
+        counts = (tl.reduce(words[row] & 0x77777777, 2, higher) > 0) & (scales[row] != _NAN)
+        counting += (tl.where(counts, scales[row], -1),)
+        top = tl.maximum(top, counting[row])
+        bottom = tl.maximum(bottom, tl.where(counts, -scales[row], -255))
+    tile = _tile_of(tl.reduce(top, 0, higher), HIGHEST)
+    lows, highs, parts = (), (), ()
+    for row in tl.static_range(ROWS):
+        place = tl.maximum(counting[row] - (tile + FIRST)[None, :], 0)
+        place = tl.where(scales[row] == _NAN, HIGHEST + 1 - FIRST, place)
+        low, high = tl.split(tl.load(table_ptr + (2 * place)[:, :, None] + tl.arange(0, 2)[None, None, :]))
+        lows += (low,)
+        highs += (high,)
+        parts += _quarters(words[row])
+    first = block.to(tl.int64)[None, :] * 1024 * tiles + number * 32 + group[:, None] * BLOCKS
+    for word in tl.static_range(4):
+        columns = ()  # words of 4 rows: of columns 0, 2, 4, 6, 1, 3, 5, 7, then those of the next rows
+        for four in tl.static_range(BLOCKS):
+            even_a, odd_a = _eight(parts[16 * four + word], lows[4 * four], highs[4 * four])
+            even_b, odd_b = _eight(parts[16 * four + 4 + word], lows[4 * four + 1], highs[4 * four + 1])
+            even_c, odd_c = _eight(parts[16 * four + 8 + word], lows[4 * four + 2], highs[4 * four + 2])
+            even_d, odd_d = _eight(parts[16 * four + 12 + word], lows[4 * four + 3], highs[4 * four + 3])
+            columns += _transposed(even_a, even_b, even_c, even_d)
+            columns += _transposed(odd_a, odd_b, odd_c, odd_d)
+        for column in tl.static_range(8):
+            there = out_ptr + first + (word * 8 + column) * tiles * 32
+            if BLOCKS == 1:
+                tl.store(there, columns[column // 2 + column % 2 * 4])
+            elif BLOCKS == 2:
+                two = tl.join(columns[column // 2 + column % 2 * 4], columns[column // 2 + column % 2 * 4 + 8])
+                tl.store(there[:, :, None] + tl.arange(0, 2)[None, None, :], two)
+            else:
+                a = tl.join(columns[column // 2 + column % 2 * 4], columns[column // 2 + column % 2 * 4 + 16])
+                b = tl.join(columns[column // 2 + column % 2 * 4 + 8], columns[column // 2 + column % 2 * 4 + 24])
+                four_words = tl.reshape(tl.join(a, b), (GROUPS, BLOCKS, 4))
+                tl.store(there[:, :, None] + tl.arange(0, 4)[None, None, :], four_words)
+    of_tile = number * blocks + block
+    factor = tl.broadcast_to(_power(tile)[:, None], (BLOCKS, 32))
+    tl.store(factor_ptr + of_tile[:, None] * 32 + tl.arange(0, 32)[None, :], factor)
+    tl.store(outside_ptr + of_tile, (-tl.reduce(bottom, 0, higher) - tile < LOWEST).to(tl.uint8))
+
+
 def columns(codes: Tensor, scales: Tensor, how: dict[str, Any]) -> Fp8:
-    """`mxfp4.columns_to_fp8` in E4M3 of one lane [1, R, C / 2], R a multiple of 128 · REPEAT."""
+    """`mxfp4.columns_to_fp8` in E4M3 of one lane [1, R, C / 2], R a multiple of 128 · REPEAT, C one of 32 · BLOCKS."""
     _, rows, blocks = scales.shape
     tiles, across = rows // 128, blocks // how["BLOCKS"]
     table, constants = _fp8_table(E4M3, codes.device)
@@ -121,8 +232,13 @@ def columns(codes: Tensor, scales: Tensor, how: dict[str, Any]) -> Fp8:
     factor = values.new_empty(1, tiles, blocks * 32, dtype=torch.float32)
     outside = values.new_empty(1, tiles, blocks, dtype=torch.bool)
     words = values.view(torch.int32)
+    if how["ROWS"]:
+        inputs = codes.view(torch.int32), scales, table, words, factor.view(torch.int32), outside.view(torch.uint8)
+        launch = {name: how[name] for name in ("ROWS", "num_warps", "maxnreg")} | {"enable_fp_fusion": False}
+        _held_kernel[(across, tiles)](*inputs, rows, blocks, **constants, **launch)
+        return Fp8(values.view(E4M3), factor.mT, outside.mT)
     there = TensorDescriptor.from_tensor(words[0], [how["BLOCKS"] * 32, 32]) if how["TMA"] else words
-    more = {name: value for name, value in how.items() if name != "GROUP"} | {"enable_fp_fusion": False}
+    more = {name: value for name, value in how.items() if name not in ("GROUP", "ROWS")} | {"enable_fp_fusion": False}
     _columns_kernel[(across * tiles // how["REPEAT"],)](
         *(codes.view(torch.int32), scales, table, words, there, factor.view(torch.int32), outside.view(torch.uint8)),
         *(rows, blocks, min(how["GROUP"], across)),
@@ -135,7 +251,10 @@ def columns(codes: Tensor, scales: Tensor, how: dict[str, Any]) -> Fp8:
 def ways() -> Iterator[dict[str, Any]]:
     """The launches: first what one thing changes, then some together."""
     plain = {"BLOCKS": 1, "GROUP": 1 << 20, "REPEAT": 1, "TMA": False, "STORE": "", "STAGES": 1, "num_warps": 1}
+    plain |= {"ROWS": 0, "maxnreg": None}
     yield plain
+    for rows, registers in ((4, None), (4, 64), (8, None), (8, 80), (16, None), (16, 168), (16, 128)):
+        yield plain | {"BLOCKS": rows // 4, "ROWS": rows, "maxnreg": registers}
     for group in (1, 2, 4, 16, 64):
         yield plain | {"GROUP": group}
     for store in (".cs", ".cg", ".wt"):
@@ -154,6 +273,9 @@ def ways() -> Iterator[dict[str, Any]]:
 def name(how: dict[str, Any]) -> str:
     """A launch in words."""
     group = "all" if how["GROUP"] > EDGE else how["GROUP"]
+    registers = f", at most {how['maxnreg']} registers" if how["maxnreg"] else ""
+    if how["ROWS"]:
+        return f"blocks {how['BLOCKS']}, rows {how['ROWS']} of a thread{registers}"
     return (
         f"blocks {how['BLOCKS']}, warps {how['num_warps']}, beside {group}, repeat {how['REPEAT']}"
         f"{', tma' if how['TMA'] else ''}{', ' + how['STORE'] if how['STORE'] else ''}, stages {how['STAGES']}"

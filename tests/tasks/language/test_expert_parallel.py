@@ -5,8 +5,6 @@ import threading
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
@@ -18,10 +16,7 @@ from fp4dse.tasks.language.expert_parallel import (
     Exchange,
     Formats,
     make_plan,
-    packed_rows,
-    row_bytes,
     swap_over,
-    unpacked_rows,
 )
 from fp4dse.tasks.language.experts import _GatherRows, dispatch
 
@@ -148,36 +143,6 @@ def test_four_all_to_alls_are_counted_apart_and_dispatches_are_small():
     assert (y - alone()[0]).norm() < 0.01 * y.norm()  # results are rounded to BF16
 
 
-FORMATS = ["mxfp4", "mxfp4-rceil", "fp8-1x128", "fp8-row", "bf16", "none"]
-
-
-def quantizer(name):
-    return Quantizer(element=name) if name in ("bf16", "none") else Quantizer.named(name)
-
-
-@settings(max_examples=30)
-@given(
-    st.sampled_from(FORMATS),
-    st.integers(0, 5),
-    st.sampled_from([32, 128, 160]),
-    st.integers(0, 99),
-    st.integers(-20, 20),
-)
-@example("fp8-row", 1, 10, 0, 0)
-def test_rows_are_what_a_recipe_makes_of_them_wherever_they_travel(name, rows, width, seed, power):
-    q = quantizer(name)
-    x = randn(rows, width, seed=seed) * 2.0**power
-    message = packed_rows(x, q)
-    assert message.shape == (rows, row_bytes(width, q))
-    found = unpacked_rows(message, width, q)
-    if name == "none":
-        assert torch.equal(found, x)
-    for i in range(rows):
-        assert torch.equal(unpacked_rows(packed_rows(x[i : i + 1], q), width, q)[0], found[i])
-    if name.startswith("mxfp4"):
-        assert torch.equal(unpacked_rows(packed_rows(found, q), width, q), found)
-
-
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4-sr", "nvfp4-2d", "fp8"])
 def test_a_format_whose_rows_are_not_their_own_is_refused(name):
     q = Quantizer.named("nvfp4") if name == "nvfp4-sr" else Quantizer.named(name)
@@ -210,6 +175,9 @@ def test_two_processes_have_the_bits_of_one(device):
     assert [note.split()[0] for note in notes.values()] == ["0.2656", "0.5156"]
     link = notes["forward dispatch"].split()
     assert 0 < float(link[3]) < float(link[-1])  # milliseconds of this format and of BF16, not rounded to 0
+    packing = rows["forward dispatch: packing"].note.split()
+    least = (CPU.tokens * 4 + CPU.tokens * CPU.choices * (1 / 2 + 1 / 32)) * CPU.width  # with all choices sent
+    assert float(packing[0]) == pytest.approx(least / 1e6, rel=0.1)
     assert float(rows["weights of a rank's experts"].note.split()[-1]) > 0
 
 
@@ -241,6 +209,26 @@ def test_rows_of_the_bench_come_while_others_are_measured_and_no_process_is_left
     assert process.is_alive()  # it has all else to measure
     rows.close()
     assert not process.is_alive()
+
+
+class Begun(Exception):
+    """Raised in place of a group's beginning."""
+
+
+@pytest.mark.parametrize(("device", "own"), [("cpu", None), ("cuda", torch.device("cuda:1"))])
+def test_a_group_of_gpus_is_told_which_is_the_ranks_own(monkeypatch, tmp_path, device, own):
+    """Else torch guesses it at the first barrier, and warns that it does."""
+    given = {}
+
+    def begin(*_, **more):
+        given.update(more)
+        raise Begun
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(exchange.dist, "init_process_group", begin)
+    with pytest.raises(Begun):
+        exchange._of_rank(1, 2, device, CPU, str(tmp_path))
+    assert given["device_id"] == own
 
 
 def test_multicast_is_off_whatever_the_environment_says(monkeypatch):
