@@ -1,4 +1,4 @@
-"""What a sweep would train, before anything is trained.
+"""Plans: what a sweep would train, before anything is trained.
 
 setting          its tasks, what their rows share, and the machine of its workers
 plan             recipes × learning rates × seeds, less what the store has, cut into jobs
