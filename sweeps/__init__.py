@@ -1,15 +1,15 @@
 """Space × tasks × seeds → jobs → stored rows: planning, executing and resuming sweeps.
 
-    jobs             what a worker is given and leaves
-    executors        where jobs run
-    planning         what a sweep would train, before anything is trained
-    running          a sweep or a search while it runs
-    searching        samplers that propose what is trained next
-    stages           studies of several sweeps, of which one chooses what the next trains
-    dashboard        optuna-dashboard over a store
+jobs             what a worker is given and leaves
+executors        where jobs run
+planning         what a sweep would train, before anything is trained
+running          a sweep or a search while it runs
+searching        samplers that propose what is trained next
+stages           studies of several sweeps, of which one chooses what the next trains
+dashboard        optuna-dashboard over a store
 
-    sweep            a sweep from end to end; arguments: what people type; stores: those on this machine
-    weights          the weights that a lane ends with
+sweep            a sweep from end to end; arguments: what people type; stores: those on this machine
+weights          the weights that a lane ends with
 """
 
 from fp4dse.sweeps.arguments import find_space, shipped_spaces
