@@ -72,7 +72,7 @@ def bench(
 ) -> Iterator[dict[str, Any]]:
     """studies, what, value, error (standard, of the simulation), target, drawn (studies that it is from): a line each.
 
-    sizes: of SIZES. `studies` of each, the worlds in turn; one in six is null. runs: of a real store, whose settings
+    sizes: of SIZES. `studies` of each, the worlds in turn; one in seven is null. runs: of a real store, whose settings
     are resampled as often. jobs: processes that share the studies of a size; how many changes no line.
     """
     for name in sizes:

@@ -5,8 +5,9 @@
 A world says where gaps and noise are from: main effects of half the factors, and beside them sparse interactions of two
 and three, residuals with heavy tails, recipes whose noise differs, noise that all recipes with a technique share in a
 seed, techniques that change nothing to the bit, recipes that diverge, combinations that cannot be built, costs that are
-tied to factors and equal up to the last bit. In the null world all recipes are equally good. A design holds all
-combinations, or a part of them; the truth of an effect is over all of them.
+tied to factors and equal up to the last bit. In the weak world every factor has an effect, most of them below the noise
+of a lane. In the null world all recipes are equally good. A design holds all combinations, or a part of them; the truth
+of an effect is over all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SIZES = {
     "160": Size(160, 5, _SMALL, (*_SMALL, "wgrad.rotation", "backward.source", "fprop.x.outliers")),
     "17664": Size(17_664, 3, _NAMES, _NAMES),
 }
-WORLDS = ("additive", "rough", "tied", "holes", "shared", "null")
+WORLDS = ("additive", "rough", "tied", "holes", "shared", "weak", "null")
 
 
 @dataclass
@@ -156,7 +157,9 @@ def drawn(size: Size, world: str, rng: np.random.Generator) -> Study:
     ids = np.ravel_multi_index(tuple(codes.T), sizes)
     truth = np.full(len(codes), 0.15)
     same = np.arange(len(codes))
-    if world != "null":
+    if world == "weak":
+        truth += sum(NOISE / 2 * rng.normal(size=n)[c] for n, c in zip(sizes, codes.T, strict=True))
+    elif world != "null":
         truth += _mains(codes, sizes, rng)
     if world in ("rough", "tied", "holes", "shared"):
         truth += _interactions(codes, sizes, rng) + NOISE * rng.standard_t(3, len(codes))

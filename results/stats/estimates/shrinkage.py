@@ -10,8 +10,8 @@ while the rest moves in, and techniques that do nothing are told to do nothing. 
 
 Nothing is estimated first and then taken to be known: shares, widths, effects, own parts and variances are drawn in
 turn, each given all others (Gibbs sampling, Geman and Geman 1984), so that a draw of the gaps knows how unsure all of
-them are together. Shares have a Dirichlet prior that leans towards no width. Effects and own parts are summed out where
-their width is drawn, and own parts where effects are, so that chains do not get stuck at 0.
+them are together. Shares have a Dirichlet prior; that of own parts leans towards no width. Effects and own parts are
+summed out where their width is drawn, and own parts where effects are, so that chains do not get stuck at 0.
 
 What all recipes with a technique share in a seed is estimated over all factors together, from how much their effects
 differ between seeds beyond the luck of lanes: it is a part of the effects that are seen and no part of the gaps.
@@ -41,8 +41,9 @@ CHAINS, FEWER_CHAINS, MANY = 32, 8, 2000
 their shares well."""
 BURN_IN = 20
 """Sweeps of a chain before its first draw."""
-AT_ZERO, ELSEWHERE = 5.0, 0.4
-"""Recipes (or factors) that the prior of the shares is worth: without width, and with any."""
+OWN_PRIOR, EFFECT_PRIOR = (2.0, 1.0), (1.0, 1.0)
+"""Recipes, or factors, that the prior of the shares is worth: without width, and with any. A space has five factors or
+so, which say little of their shares: a prior worth more of them would decide that the weak ones do nothing."""
 DIGITS = 12
 """Of a drawn gap: recipes that a draw says are equal are equal, whatever order sums were taken in."""
 
@@ -137,9 +138,9 @@ def _sweeps(of: Posterior, factors: list[Factor], rng: np.random.Generator) -> I
             centre += true[:, factor.codes]
             chosen.append(which)
         if len(factors) > 1:
-            effect_shares = _shares(np.stack(chosen[1:], axis=1), len(effect_widths), rng)
+            effect_shares = _shares(np.stack(chosen[1:], axis=1), len(effect_widths), EFFECT_PRIOR, rng)
         which = _own(left, variance, own_widths, own_shares, rng)
-        own_shares = _shares(which, len(own_widths), rng)
+        own_shares = _shares(which, len(own_widths), OWN_PRIOR, rng)
         width = own_widths[which]
         kept = np.square(width) / (np.square(width) + variance)
         middle, unsure = kept * left, np.sqrt(kept * variance)
@@ -204,10 +205,11 @@ def _picked(log_chance: Array, rng: np.random.Generator) -> NDArray[np.intp]:
     return np.asarray((cumulated[:, :-1] <= rng.random((len(cumulated), 1)) * cumulated[:, -1:]).sum(axis=1))
 
 
-def _shares(which: NDArray[np.intp], widths: int, rng: np.random.Generator) -> Array:
-    """Shares [chains, widths] of which these widths [chains, n] were drawn."""
+def _shares(which: NDArray[np.intp], widths: int, worth: tuple[float, float], rng: np.random.Generator) -> Array:
+    """Shares [chains, widths] of which these widths [chains, n] were drawn. worth: of the prior, without width and
+    with any."""
     counts = np.stack([(which == k).sum(axis=1) for k in range(widths)], axis=1)
-    prior = np.append(AT_ZERO, np.full(widths - 1, ELSEWHERE / (widths - 1)))
+    prior = np.append(worth[0], np.full(widths - 1, worth[1] / (widths - 1)))
     drawn = np.maximum(rng.standard_gamma(counts + prior), 1e-30)
     return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))
 

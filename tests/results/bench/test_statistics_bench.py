@@ -37,6 +37,14 @@ def test_a_world_of_ties_has_recipes_that_train_to_the_same_bits_and_one_of_hole
     assert np.isnan(holes.everything).any()
 
 
+def test_in_a_weak_world_no_two_levels_are_equally_good():
+    one = study("weak")
+    for axis in range(one.everything.ndim):
+        means = np.nanmean(one.everything, axis=tuple(i for i in range(one.everything.ndim) if i != axis))
+        assert (np.diff(np.sort(means)) > 0).all()
+    assert np.ptp(one.gap) < 0.1
+
+
 def test_recipes_that_tie_in_all_but_bits_share_one_place_on_the_front():
     one = study("additive")
     one.gap[:5], one.cost[:5] = 0.01, 0.4
@@ -61,6 +69,6 @@ def test_the_error_of_a_figure_is_that_of_a_mean_over_studies():
 
 
 def test_the_bench_has_a_line_for_each_target():
-    lines = {line["what"]: line for line in bench(["48"], 6)}
+    lines = {line["what"]: line for line in bench(["48"], len(WORLDS))}
     assert lines["interval of a recipe's gap covers"]["value"] > 0.9
     assert lines["null studies with an effect told"]["target"] == "≤ 0.05"
