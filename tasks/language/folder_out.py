@@ -1,6 +1,6 @@
 """Weights of the decoder as a folder of Hugging Face again: like the one that training, or fitting, began with.
 
-It has the configuration, the tokenizer and the other texts of that one, `model.safetensors` in FP32 under its names, and
+It has the configuration, the tokenizer and the other texts of that one, `model.safetensors` in FP32 under its names and
 `fp4dse.json`, which says what made the weights. What quantizers learned has no name there and stands beside it, in
 `learned.safetensors`.
 """
