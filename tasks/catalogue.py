@@ -49,8 +49,8 @@ NAMED_DATA: dict[str, Collection[str]] = {
 """Task name -> data that have a name and need no file. Options may follow a question mark."""
 
 _WHY_NOT = {
-    "rl": "; the problems of rl have some dozen tokens of their own, which no tokenizer has and no text: start it from "
-    "a policy of `fp4dse weights make rl:…`, and ask a folder for its losses on text with --task finetune"
+    "rl": "; a problem of rl is written in some dozen tokens of its own, which are no text: start rl from "
+    "a policy of `fp4dse weights make rl:…`, and ask what a folder loses on text with --task finetune"
 }
 """Task name -> why it has no use for a folder, and what to do in its place."""
 
