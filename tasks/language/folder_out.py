@@ -32,10 +32,9 @@ DTYPES = ("dtype", "torch_dtype")
 
 def write_folder(path: Path, source: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write weights, under the decoder's names, of the model in the folder `source` as a folder of their own; one that
-    was written so is replaced. The weights come last, so that what has some is whole. ConfigError for any other folder
-    that has something in it."""
-    if path.is_file() or path.resolve() == source.resolve() or (_any_in(path) and not (path / ABOUT_FILE).exists()):
-        raise ConfigError("--out", str(path), "a folder that is new or empty, or was written by this command")
+    was written so is replaced. The weights come last, so that what has some is whole. ConfigErrors as of
+    check_target."""
+    check_target(path, source)
     path.mkdir(parents=True, exist_ok=True)
     for name in (WEIGHTS, LEARNED):
         (path / name).unlink(missing_ok=True)
@@ -53,9 +52,11 @@ def write_folder(path: Path, source: Path, weights: Mapping[str, Tensor], about:
         save_file(theirs, hidden, {"format": "pt"})  # without which transformers reads nothing
 
 
-def _any_in(folder: Path) -> bool:
-    """True for a folder that is there and has something in it."""
-    return folder.is_dir() and any(folder.iterdir())
+def check_target(path: Path, source: Path) -> None:
+    """ConfigError for a file, for `source`, and for a folder with something in it that was not written here."""
+    used = path.is_dir() and any(path.iterdir()) and not (path / ABOUT_FILE).exists()
+    if path.is_file() or path.resolve() == source.resolve() or used:
+        raise ConfigError("--out", str(path), "a folder that is new or empty, or was written by this command")
 
 
 def _apart(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -25,7 +25,8 @@ from fp4dse.tasks.fitted.fit import fit_weights
 from fp4dse.tasks.language.folder import LEARNED, read_folder
 from fp4dse.tasks.language.folder_out import write_folder
 from fp4dse.tasks.start.make_weights import make_weights
-from fp4dse.tasks.start.weights import read_about
+from fp4dse.tasks.start.weights import digest_of, read_about, read_weights
+from tests.commands.running import call
 from tests.tasks.language.folders import BASE, CONFIGS, save, tensors_of
 
 replace = msgspec.structs.replace
@@ -298,3 +299,28 @@ def test_a_tied_head_that_is_quantized_is_not_fitted(trained, text):
     head = replace(recipe(), precise=replace(recipe().precise, head=False))
     with pytest.raises(ConfigError, match=r"precise\.head: found False; accepted: true \(.*embedding"):
         fit_weights(tuned(trained, text), Lane(head, 1e-3, 0), "gptq", 16)
+
+
+def test_the_commands_write_a_folder_where_they_begin_with_one(trained, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    fit = ["weights", "fit", "finetune:smoke", "--method", "nearest", "--samples", "16"]
+    fit += ["--from", str(trained), "--data", str(text), "--json"]
+    for more, kind, path in (
+        ([], "folder", "runs/weights/finetune-smoke-nvfp4-nearest-0"),
+        (["--out", "mine"], "folder", "mine"),
+        (["--out", "mine"], "folder", "mine"),
+        (["--out", "w.safetensors"], "file", "w.safetensors"),
+    ):
+        assert call(*fit, *more) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said[kind] == path
+        weights = read_folder(Path(path), 8).weights() if kind == "folder" else read_weights(Path(path))
+        assert digest_of(weights) == said["digest"]
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("mine")
+    for out, words in (("full", "new or empty"), (str(trained), "new or empty"), ("w.safetensors/x", "cannot be")):
+        assert call(*fit, "--out", out) != 0
+        assert words in capsys.readouterr().err
+    assert call("weights", "make", "finetune:smoke", "--out", "mine") == 2
+    assert "a path that ends in .safetensors, or the folder of a model for --from" in capsys.readouterr().err
