@@ -12,6 +12,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, finetune, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
+from fp4dse.tasks.language.folder import THEIR_EMBEDDING
 from fp4dse.tasks.own.loading import load_task
 from fp4dse.tasks.start.weights import ENDING, read_about, read_weights, start_from
 from fp4dse.tasks.task import Task
@@ -84,6 +85,8 @@ def get_task(name: str, preset: str = "small", data: str | None = None, start: s
         if path is None:
             return task
         weights = read_weights(path)
+        if THEIR_EMBEDDING in weights:
+            raise ConfigError("--from", str(path), "the folder that this file is in, with its config.json")
     method = read_about(path).get("method")  # weights of `weights fit` say it
     origin = (*(task.origin or (name, preset)), "")[:3]
     started = start_from(task, weights, path.name)

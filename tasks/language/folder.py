@@ -39,6 +39,8 @@ FIXED: dict[str, Any] = {
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 LEARNED = "learned.safetensors"
 """Beside these, of a folder that this program wrote (folder_out.py): what quantizers learned, under our names."""
+THEIR_EMBEDDING = "model.embed_tokens.weight"
+"""A file that has it is of a folder."""
 OF_BLOCK: dict[str, tuple[str, ...]] = {
     "norm1": ("input_layernorm.weight",),
     "qkv.weight": tuple(f"self_attn.{of}_proj.weight" for of in "qkv"),
@@ -182,7 +184,7 @@ def names_of(shape: Shape) -> Iterator[tuple[str, tuple[str, ...]]]:
         for name in names
         if not has
     }
-    yield "embed", ("model.embed_tokens.weight",)
+    yield "embed", (THEIR_EMBEDDING,)
     for i in range(shape.depth):
         for name, parts in OF_BLOCK.items():
             if name not in absent:

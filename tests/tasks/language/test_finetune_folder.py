@@ -226,6 +226,7 @@ def test_what_is_missing_or_does_not_fit_is_one_line(trained, text, tmp_path):
         (("finetune", "smoke", data, str(larger)), r"--from: .*a folder with the tokenizer\.json of the model"),
         (("finetune", "smoke", str(tmp_path / "t.bin"), folder), r"tokens below 256, .*qwen \(found 300\)"),
         (("finetune", "small", str(tmp_path / "short.txt"), folder), r"--data: .*65 held-out tokens or more, a window"),
+        (("finetune", "smoke", None, f"{folder}/model.safetensors"), r"--from: .*the folder that this file is in"),
         (("finetune", "smoke", data, str(tmp_path)), r"--from: .*config\.json that can be read"),
         (("rl", "smoke", None, folder), r"folders are for language and finetune; a problem of rl .* no text"),
     ):  # fmt: skip
