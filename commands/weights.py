@@ -25,7 +25,11 @@ app.add_typer(weights_app, name="weights", rich_help_panel="Train")
 Seed = Annotated[int, typer.Option(help="Seed of the lane.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate. Default: the task's for the recipe's class.")]
 Out = Annotated[
-    Path | None, typer.Option(help="A .safetensors file. Default: runs/weights/TASK-PRESET-RECIPE-SEED.safetensors.")
+    Path | None,
+    typer.Option(
+        help="A .safetensors file; of a model whose folder --from names, a new folder. "
+        "Default: runs/weights/TASK-PRESET-RECIPE-SEED.safetensors, or the same as a folder."
+    ),
 ]
 
 FITTED_BY = ["gptq", "mr-gptq", "llm-fp4", "block-ap", "nearest"]
@@ -61,12 +65,12 @@ def make(
     from fp4dse.tasks import Lane, find_facts
     from fp4dse.tasks.facts import rate_of
 
-    _check(out)
+    source = _check(out, only(start))
     begin = time.monotonic()
     [asked] = parse_tasks([task], None, data, only(start))
     found = load_recipe(recipe)
     [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [rate_of(find_facts(*asked), found)]
-    _hand_out(checkpoint(asked, Lane(found, rate, seed), device, _report), recipe, out, begin, as_json)
+    _hand_out(checkpoint(asked, Lane(found, rate, seed), device, _report), recipe, out, source, begin, as_json)
 
 
 @weights_app.command("fit", epilog="Example: fp4dse weights fit finetune:smoke --recipe mxfp4 --method gptq")
@@ -103,13 +107,14 @@ def fit(
     from fp4dse.sweeps.weights import fitted
     from fp4dse.tasks import Lane
 
-    _check(out)
+    source = _check(out, only(start))
     begin = time.monotonic()
     [asked] = parse_tasks([task], None, data, only(start))
     [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [BLOCK_AP_RATE]
     path = fitted(asked, Lane(load_recipe(recipe), rate, seed), method, samples, device, _report_layers)
     name = f"{Path(recipe).stem}-{method}"
-    _hand_out(path, name, out, begin, as_json, ("task", "preset", "recipe", "method", "samples", "seed", *_OF_FIT))
+    shown = ("task", "preset", "recipe", "method", "samples", "seed", *_OF_FIT)
+    _hand_out(path, name, out, source, begin, as_json, shown)
 
 
 BLOCK_AP_RATE = 3e-4
@@ -153,19 +158,28 @@ def export(
     from fp4dse.sweeps.arguments import parse_tasks
     from fp4dse.sweeps.weights import checkpoint_of_row
 
-    _check(out)
+    source = _check(out, only(start))
     begin = time.monotonic()
     for option, given in (("--data", data), ("--from", only(start))):
         if given is not None and task is None:
             raise ConfigError(option, given, "the --task that it is for, too")
     asked = None if task is None else parse_tasks([task], None, data, only(start))[0]
     path = checkpoint_of_row(open_store(store), recipe, seed, asked=asked, lr=lr, device=device, report=_report)
-    _hand_out(path, recipe, out, begin, as_json)
+    _hand_out(path, recipe, out, source, begin, as_json)
 
 
-def _check(out: Path | None) -> None:
-    if out is not None and out.suffix != ".safetensors":
-        raise ConfigError("--out", str(out), "a path that ends in .safetensors")
+def _check(out: Path | None, start: str | None) -> Path | None:
+    """The folder that `--from` names, which the weights are to be a folder like; None for a file of weights."""
+    if out is not None and out.suffix == ENDING:
+        return None
+    source = Path(start) if start is not None and Path(start).is_dir() else None
+    if out is not None and source is None:
+        raise ConfigError("--out", str(out), f"a path that ends in {ENDING}, or the folder of a model for --from")
+    if out is not None and source is not None:
+        from fp4dse.tasks.language.folder_out import check_target
+
+        check_target(out, source)
+    return source
 
 
 def _report(progress: Progress) -> None:
@@ -175,23 +189,37 @@ def _report(progress: Progress) -> None:
         print(f"\r{job_line(progress)}\033[K", end="", file=sys.stderr, flush=True)
 
 
+ENDING = ".safetensors"
 _OF_LANE = ("task", "preset", "recipe", "lr", "seed", "val_loss", "digest", "run_id")
 
 
 def _hand_out(
-    path: Path, recipe: str, out: Path | None, begin: float, as_json: bool, shown: Sequence[str] = _OF_LANE
+    path: Path,
+    recipe: str,
+    out: Path | None,
+    source: Path | None,
+    begin: float,
+    as_json: bool,
+    shown: Sequence[str] = _OF_LANE,
 ) -> None:
-    """Copy a checkpoint to where it was asked for, and say what it is."""
+    """Copy a checkpoint to where it was asked for, a file or a folder like `source`, and say what it is."""
     from fp4dse.results.store.atomic import write_atomic, writing
-    from fp4dse.sweeps.weights import about
+    from fp4dse.sweeps.weights import about, as_folder
 
     if sys.stderr.isatty():
         print(file=sys.stderr)
     said: dict[str, Any] = about(path)
-    name = f"{said['task']}-{said['preset']}-{Path(recipe).stem}-{said['seed']}.safetensors"
+    name = f"{said['task']}-{said['preset']}-{Path(recipe).stem}-{said['seed']}{'' if source else ENDING}"
     target = out or Path("runs") / "weights" / name.replace("/", "-")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(target, path.read_bytes())
-    facts = {"file": str(target), **{key: said[key] for key in shown}, "seconds": round(time.monotonic() - begin, 1)}
+        if source is not None:
+            as_folder(path, target, source)
+    if source is None:
+        write_atomic(target, path.read_bytes())
+    facts = {
+        "folder" if source else "file": str(target),
+        **{key: said[key] for key in shown},
+        "seconds": round(time.monotonic() - begin, 1),
+    }
     print_facts(facts, as_json)

@@ -134,6 +134,14 @@ def fitted(
     return path
 
 
+def as_folder(path: Path, target: Path, source: Path) -> None:
+    """Write a checkpoint, of a model whose folder is `source`, as such a folder. ConfigError as of write_folder."""
+    from fp4dse.tasks.language.folder_out import write_folder
+    from fp4dse.tasks.start.weights import read_weights
+
+    write_folder(target, source, read_weights(path), about(path))
+
+
 def about(path: Path) -> dict[str, Any]:
     """Facts of a checkpoint: its lane, its loss, the digest of its weights."""
     from fp4dse.tasks.start.weights import read_about

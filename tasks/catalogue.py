@@ -12,8 +12,9 @@ from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, finetune, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
+from fp4dse.tasks.language.folder import THEIR_EMBEDDING
 from fp4dse.tasks.own.loading import load_task
-from fp4dse.tasks.start.weights import read_about, read_weights, start_from
+from fp4dse.tasks.start.weights import ENDING, read_about, read_weights, start_from
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import tuned
 
@@ -35,6 +36,12 @@ ON_DATA: dict[str, Callable[[str, str], Task]] = {
 }
 """Task name -> (preset, path) -> the task on the user's data."""
 
+ON_FOLDER: dict[str, Callable[[str, str | None, Path], tuple[Task, dict[str, Tensor]]]] = {
+    "language": language.on_folder,
+    "finetune": finetune.on_folder,
+}
+"""Task name -> (preset, data, folder) -> the task with the pretrained decoder of a folder, and its weights."""
+
 NAMED_DATA: dict[str, Collection[str]] = {
     "vision": (shapes.NAME,),
     "diffusion": (shapes.NAME,),
@@ -42,6 +49,11 @@ NAMED_DATA: dict[str, Collection[str]] = {
 }
 """Task name -> data that have a name and need no file. Options may follow a question mark."""
 
+_WHY_NOT = {
+    "rl": "; a problem of rl is written in some dozen tokens of its own, which are no text: start rl from "
+    "a policy of `fp4dse weights make rl:…`, and ask what a folder loses on text with --task finetune"
+}
+"""Task name -> why it has no use for a folder, and what to do in its place."""
 
 BF16 = "+bf16"
 """After the name of a preset: with BF16 between the layers. It is a preset of its own, and so are its rows."""
@@ -61,11 +73,11 @@ OF_LANGUAGE = SWIGLU8, RECOMPUTE
 def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
     """The task at a preset, with `+bf16`, `+swiglu8`, `+packed`, `+recompute` behind it if wanted; on the user's data
     if `data` names some. For a file `….py`, its object called `preset`. start: a file of weights that all lanes start
-    from (weights.py), or for language the folder of a pretrained decoder. An empty text is as good as None.
+    from (weights.py), or for ON_FOLDER the folder of a pretrained decoder. An empty text is as good as None.
 
     ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
-    path, method = Path(start).resolve() if start else None, None
+    path = Path(start).resolve() if start else None
     if path is not None and path.is_dir():
         task, weights = _pretrained(name, preset, data or None, path)
     else:
@@ -73,7 +85,9 @@ def get_task(name: str, preset: str = "small", data: str | None = None, start: s
         if path is None:
             return task
         weights = read_weights(path)
-        method = read_about(path).get("method")  # weights of `weights fit` say it
+        if THEIR_EMBEDDING in weights:
+            raise ConfigError("--from", str(path), "the folder that this file is in, with its config.json")
+    method = read_about(path).get("method")  # weights of `weights fit` say it
     origin = (*(task.origin or (name, preset)), "")[:3]
     started = start_from(task, weights, path.name)
     return msgspec.structs.replace(started, origin=(*origin, str(path)), start_method=method)
@@ -81,11 +95,14 @@ def get_task(name: str, preset: str = "small", data: str | None = None, start: s
 
 def _pretrained(name: str, preset: str, data: str | None, folder: Path) -> tuple[Task, dict[str, Tensor]]:
     """The task with the model in a folder, and its weights."""
-    if name != "language":
-        raise ConfigError("--from", str(folder), "a .safetensors file (folders are models of language)")
+    if name not in ON_FOLDER:
+        accepted = f"a {ENDING} file (folders are for {' and '.join(ON_FOLDER)}{_WHY_NOT.get(name, '')})"
+        raise ConfigError("--from", str(folder), accepted)
     known = _known(name, preset)
-    path = data if data is None or data in language.NAMED else absolute(data)
-    task, weights = language.on_folder(known, path, folder)
+    if data is not None and data.partition("?")[0] in language.NAMED:
+        raise ConfigError("--data", data, f"text for the tokenizer of {folder.name}, or its tokens (.bin)")
+    path = None if data is None else absolute(data)
+    task, weights = ON_FOLDER[name](known, path, folder)
     return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path or "")), weights
 
 
@@ -104,7 +121,10 @@ def _from_scratch(name: str, preset: str, data: str | None) -> Task:
     if data is None:
         return _at_preset(_tuned(TASKS[name][known]), preset)
     if name not in ON_DATA:
-        raise ConfigError("--data", data, f"nothing with {name}; it is for {', '.join(ON_DATA)}")
+        accepted = f"nothing with {name}; it is for {', '.join(ON_DATA)}"
+        if name in ON_FOLDER:
+            accepted = f"nothing with {name}, unless --from FOLDER names a model that reads it"
+        raise ConfigError("--data", data, accepted)
     path = data if data.partition("?")[0] in NAMED_DATA.get(name, ()) else absolute(data)
     task = _tuned(ON_DATA[name](known, path), path)
     return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path))

@@ -36,7 +36,11 @@ FIXED: dict[str, Any] = {
     "quantization_config": None,
 }
 """Key of the configuration -> its one value that the decoder has, which counts if the key is not there, too."""
-INDEX = "model.safetensors.index.json"
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+LEARNED = "learned.safetensors"
+"""Beside these, of a folder that this program wrote (folder_out.py): what quantizers learned, under our names."""
+THEIR_EMBEDDING = "model.embed_tokens.weight"
+"""A file that has it is of a folder."""
 OF_BLOCK: dict[str, tuple[str, ...]] = {
     "norm1": ("input_layernorm.weight",),
     "qkv.weight": tuple(f"self_attn.{of}_proj.weight" for of in "qkv"),
@@ -65,7 +69,7 @@ class Pretrained(msgspec.Struct, frozen=True):
 
 def read_folder(path: Path, context: int) -> Pretrained:
     """The model in a folder, for windows of `context` tokens. ConfigError for what is missing or not to be had."""
-    file = path / "config.json"
+    file = path / CONFIG
     try:
         config = decode_json(file.read_bytes(), dict)
     except (OSError, msgspec.DecodeError) as error:
@@ -140,7 +144,7 @@ def _weights(path: Path, shape: Shape) -> dict[str, Tensor]:
         theirs |= read_weights(file)
     theirs = {name: value for name, value in theirs.items() if not name.endswith("rotary_emb.inv_freq")}
     ours = {}
-    for name, parts in _names(shape):
+    for name, parts in names_of(shape):
         found = [theirs.pop(part, None) for part in parts]
         for part, value in zip(parts, found, strict=True):
             if value is None:
@@ -152,7 +156,7 @@ def _weights(path: Path, shape: Shape) -> dict[str, Tensor]:
     if theirs:
         name, value = next(iter(theirs.items()))
         raise ConfigError(f"{OPTION} {path.name}: {name}", f"shape {list(value.shape)}", "tensors that the decoder has")
-    return ours
+    return ours | (read_weights(path / LEARNED) if (path / LEARNED).exists() else {})
 
 
 def _files(path: Path) -> list[Path]:
@@ -162,12 +166,13 @@ def _files(path: Path) -> list[Path]:
             return sorted({path / str(name) for name in decode_json(index.read_bytes())["weight_map"].values()})
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
             raise ConfigError(OPTION, str(index), "an index as save_pretrained writes it") from None
-    if found := sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors")):
+    others = (file for file in sorted(path.glob("*.safetensors")) if file.name != LEARNED)
+    if found := sorted(path.glob("model*.safetensors")) or list(others):
         return found
     raise ConfigError(OPTION, str(path), "a folder with .safetensors files")
 
 
-def _names(shape: Shape) -> Iterator[tuple[str, tuple[str, ...]]]:
+def names_of(shape: Shape) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The decoder's names with those of the folder."""
     absent = {
         name
@@ -179,7 +184,7 @@ def _names(shape: Shape) -> Iterator[tuple[str, tuple[str, ...]]]:
         for name in names
         if not has
     }
-    yield "embed", ("model.embed_tokens.weight",)
+    yield "embed", (THEIR_EMBEDDING,)
     for i in range(shape.depth):
         for name, parts in OF_BLOCK.items():
             if name not in absent:

@@ -18,7 +18,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse import ConfigError
 from fp4dse.tasks.data import grammar
 from fp4dse.tasks.data.grammar import Language
 from fp4dse.tasks.data.python_source import installed_python
@@ -26,7 +25,7 @@ from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.language.experts import Mixture, with_balance
-from fp4dse.tasks.language.folder import Pretrained, read_folder
+from fp4dse.tasks.language.pretrained import check_held_out, read_pretrained
 from fp4dse.tasks.losses import cross_entropy
 from fp4dse.tasks.task import Finish, Problem, Task
 
@@ -42,9 +41,15 @@ def problem(
 ) -> Problem:
     """Windows of context + 1 tokens, inputs and targets in one: no more than training and evaluation read."""
     found = corpus()
-    train, held_out = (x[None] for x in found.windows(shape.context, batch * steps, EVAL_PASSES * batch))
+    texts = found.windows(shape.context, batch * steps, EVAL_PASSES * batch)
+    return of_texts(*texts, shape.initial(found.vocabulary, seeds))
+
+
+def of_texts(train: Tensor, held_out: Tensor, init: dict[str, Tensor]) -> Problem:
+    """Texts to read, integers [n, context + 1] each, the same for all seeds, and initial weights."""
+    train, held_out = train[None], held_out[None]
     nothing = (x.new_empty(*x.shape[:2], 0) for x in (train, held_out))
-    return Problem(train, next(nothing), held_out, next(nothing), shape.initial(found.vocabulary, seeds))
+    return Problem(train, next(nothing), held_out, next(nothing), init)
 
 
 def shifted(x: Tensor, _y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
@@ -79,7 +84,7 @@ def perplexity(_model: nn.Module, _problem: Problem, _draws: Draws, val_loss: Te
     return Finish(metrics={"perplexity": torch.tensor(values, dtype=torch.float64)})
 
 
-class _Preset(msgspec.Struct, frozen=True):
+class Preset(msgspec.Struct, frozen=True):
     """A model and its training numbers, for any corpus. parts: as in Task; of a vocabulary of 32,000 the logits of the
     paper's batch are 63 GiB."""
 
@@ -96,17 +101,16 @@ class _Preset(msgspec.Struct, frozen=True):
 
 def _task(
     preset: str,
+    found: Preset,
     corpus: Callable[[], Corpus | Language],
     name: str,
     vocabulary: int,
     metrics: dict[str, Callable[..., Tensor]],
     samples: Callable[[], int] | None = None,
-    shape: Shape | None = None,
 ) -> Task:
-    """The preset on text of which name and vocabulary are known; it is read when it is needed. shape: in place of the
-    preset's."""
-    found = _PRESETS[preset]
-    shape = shape or found.shape
+    """The preset, by name and in numbers, on text of which name and vocabulary are known; it is read when it is
+    needed."""
+    shape = found.shape
     size = shape.size(vocabulary)
     experts, parameters = "", f"{size / 1e6:.3g}M parameters"
     if shape.experts:
@@ -146,7 +150,7 @@ def _task(
     )
 
 
-_by_size = partial(_Preset, weight_decay=0.1)
+_by_size = partial(Preset, weight_decay=0.1)
 _BY_SIZE = {
     "0.4M": _by_size(Shape(128, 384, 2, 4, 64), 64, 2_080, 4e-3),
     "1M": _by_size(Shape(128, 384, 5, 4, 64), 128, 2_600, 4e-3),
@@ -162,52 +166,53 @@ _BY_SIZE = {
 of Quartet II's. Without weight decay BF16 and NVFP4 both end higher (docs/presets.md)."""
 
 _PRESETS = {
-    "smoke": _Preset(Shape(32, 64, 1, 2, 32), 16, 60, 1e-2),
-    "tiny": _Preset(Shape(64, 192, 2, 4, 64), 16, 300, 5e-3),
-    "small": _Preset(Shape(96, 256, 3, 4, 64), 32, 500, 4e-3),
-    "9M": _Preset(Shape(128, 352, 4, 4, 128), 128, 1500, 3e-3),
-    "10M-256": _Preset(Shape(384, 1024, 6, 6, 256), 8, 1500, 1e-3),
-    "60M": _Preset(Shape(512, 1376, 8, 8, 512), 32, 4000, 1e-3),
-    "350M": _Preset(Shape(1024, 2736, 24, 16, 1024), 16, 10_000, 3e-4),
-    "1B": _Preset(Shape(2048, 5456, 24, 32, 1024), 8, 20_000, 2e-4),
-    "paper": _Preset(Shape(128, 352, 4, 4, 128), 4096, 1545, 3e-3, decay=1.0, warmup=0.0, betas=(0.9, 0.999), parts=8),
+    "smoke": Preset(Shape(32, 64, 1, 2, 32), 16, 60, 1e-2),
+    "tiny": Preset(Shape(64, 192, 2, 4, 64), 16, 300, 5e-3),
+    "small": Preset(Shape(96, 256, 3, 4, 64), 32, 500, 4e-3),
+    "9M": Preset(Shape(128, 352, 4, 4, 128), 128, 1500, 3e-3),
+    "10M-256": Preset(Shape(384, 1024, 6, 6, 256), 8, 1500, 1e-3),
+    "60M": Preset(Shape(512, 1376, 8, 8, 512), 32, 4000, 1e-3),
+    "350M": Preset(Shape(1024, 2736, 24, 16, 1024), 16, 10_000, 3e-4),
+    "1B": Preset(Shape(2048, 5456, 24, 32, 1024), 8, 20_000, 2e-4),
+    "paper": Preset(Shape(128, 352, 4, 4, 128), 4096, 1545, 3e-3, decay=1.0, warmup=0.0, betas=(0.9, 0.999), parts=8),
     **_BY_SIZE,
-    "moe-smoke": _Preset(Shape(32, 32, 1, 2, 32, experts=4), 16, 60, 1e-2),
-    "moe-small": _Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 500, 4e-3),
-    "moe-9M": _Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
-    "moe8-smoke": _Preset(Shape(32, 32, 1, 2, 32, 8, mixture=Mixture(2, 32, balance="bias")), 16, 60, 1e-2),
-    "moe8-4B": _Preset(Shape(2048, 4096, 16, 16, 1024, 8, mixture=Mixture(2, 1024, balance="bias")), 8, 20, 2e-4),
+    "moe-smoke": Preset(Shape(32, 32, 1, 2, 32, experts=4), 16, 60, 1e-2),
+    "moe-small": Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 500, 4e-3),
+    "moe-9M": Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
+    "moe8-smoke": Preset(Shape(32, 32, 1, 2, 32, 8, mixture=Mixture(2, 32, balance="bias")), 16, 60, 1e-2),
+    "moe8-4B": Preset(Shape(2048, 4096, 16, 16, 1024, 8, mixture=Mixture(2, 1024, balance="bias")), 8, 20, 2e-4),
 }
 """`moe8-4B` is there for speed and memory, not for its loss."""
 
 
 def _on_corpus(
     preset: str,
+    found: Preset,
     corpus: Callable[[], Corpus],
     name: str,
     vocabulary: int = BYTES,
     bytes_per_token: float = 1.0,
-    shape: Shape | None = None,
 ) -> Task:
-    """The preset on a text that has an end."""
-    context = _PRESETS[preset].shape.context
+    """The preset, by name and in numbers, on a text that has an end."""
     in_bits = partial(bits, bytes_per_token)
-    samples = lambda: (len(corpus().train) - 1) // context  # noqa: E731
-    return _task(preset, corpus, name, vocabulary, {"bits_per_byte": in_bits}, samples, shape)
+    samples = lambda: (len(corpus().train) - 1) // found.shape.context  # noqa: E731
+    return _task(preset, found, corpus, name, vocabulary, {"bits_per_byte": in_bits}, samples)
 
 
 def _on_grammar(preset: str, options: str = grammar.NAME) -> Task:
     """The preset on the procedural language, which has no end. options: as --data names them."""
     found, language = _PRESETS[preset], grammar.parse_language(options)
     entropy = cache(partial(language.entropy, found.shape.context, EVAL_PASSES * found.batch))
-    return _task(preset, lambda: language, language.name, language.vocabulary, {"excess": partial(excess, entropy)})
+    return _task(
+        preset, found, lambda: language, language.name, language.vocabulary, {"excess": partial(excess, entropy)}
+    )
 
 
 PRESETS = {
     preset: _on_grammar(preset)
     if preset in _BY_SIZE
-    else _on_corpus(preset, standard_library, "the standard library's documentation")
-    for preset in _PRESETS
+    else _on_corpus(preset, found, standard_library, "the standard library's documentation")
+    for preset, found in _PRESETS.items()
 }
 
 
@@ -218,7 +223,7 @@ def context_of(preset: str) -> int:
 
 NAMED: dict[str, Callable[[str], Task]] = {
     grammar.NAME: _on_grammar,
-    "python": lambda preset: _on_corpus(preset, installed_python, installed_python().name),
+    "python": lambda preset: _on_corpus(preset, _PRESETS[preset], installed_python, installed_python().name),
 }
 """Names for `--data` that are no files: name -> (preset -> task)."""
 
@@ -230,33 +235,19 @@ def on_data(preset: str, path: str) -> Task:
         return NAMED[path](preset)
     if path.partition("?")[0] == grammar.NAME:
         return _on_grammar(preset, path)
-    return _on_text(preset, path, read_corpus(path))
+    corpus, found = read_corpus(path), _PRESETS[preset]
+    check_held_out(path, corpus, found.shape.context)
+    return on_read(preset, found, corpus)
 
 
 def on_folder(preset: str, path: str | None, folder: Path) -> tuple[Task, dict[str, Tensor]]:
     """The preset with a pretrained decoder in place of its own, on the user's text or, without any, on the standard
-    library's documentation; and the decoder's weights. ConfigError on what cannot be read, or does not fit together."""
-    model = read_folder(folder, _PRESETS[preset].shape.context)
-    if path in NAMED:
-        raise ConfigError("--data", path, f"text for the tokenizer of {model.name}, or its tokens (.bin)")
-    corpus = standard_library(model.tokenizer) if path is None else read_corpus(path, model.tokenizer)
-    tokens = path is not None and path.endswith(".bin")
-    if not tokens and model.tokenizer is None and model.vocabulary != BYTES:
-        raise ConfigError("--from", str(folder), "a folder with the tokenizer.json of the model, or tokens for --data")
-    if corpus.vocabulary > model.vocabulary:
-        accepted = f"tokens below {model.vocabulary}, the vocabulary of {model.name}"
-        raise ConfigError("--data", path, f"{accepted} (found {corpus.vocabulary})")
-    return _on_text(preset, path, corpus, model), model.weights()
+    library's documentation; and the decoder's weights. ConfigErrors as of read_pretrained."""
+    found = _PRESETS[preset]
+    model, corpus = read_pretrained(folder, path, found.shape.context)
+    return on_read(preset, msgspec.structs.replace(found, shape=model.shape), corpus), model.weights()
 
 
-def _on_text(preset: str, path: str | None, corpus: Corpus, model: Pretrained | None = None) -> Task:
-    """The preset, or a pretrained decoder, on a text that is read. ConfigError if less than a window is held out."""
-    context = _PRESETS[preset].shape.context
-    if len(corpus.held_out) <= context:
-        accepted = f"{context + 1} held-out tokens or more, a window (a tenth of the text has {len(corpus.held_out)})"
-        raise ConfigError("--data", path, accepted)
-    if model is None:
-        return _on_corpus(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)
-    corpus = msgspec.structs.replace(corpus, vocabulary=model.vocabulary)
-    of = f"{model.name} on {corpus.name}"
-    return _on_corpus(preset, lambda: corpus, of, model.vocabulary, corpus.bytes_per_token, model.shape)
+def on_read(preset: str, found: Preset, corpus: Corpus) -> Task:
+    """The preset, by name and in numbers, on a text that is read."""
+    return _on_corpus(preset, found, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.program.whole_file import whole_file
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.factors import is_factor
 from fp4dse.kernels.learned import PREFIX, possible_clips
@@ -35,6 +36,8 @@ OPTION = "--from"
 ENDING = ".safetensors"
 ABOUT = "fp4dse"
 """Key of the metadata: JSON under a single key, because the order of several is not kept."""
+ABOUT_FILE = "fp4dse.json"
+"""The same of a folder (language/folder_out.py), as a file."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -55,7 +58,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Facts that a file of `write_weights` says of itself; empty for others. SafetensorError if it is broken."""
+    """Facts that a file of `write_weights`, or a folder of `write_folder`, says of itself; empty for others.
+    SafetensorError, or DecodeError, if it is broken."""
+    if path.is_dir():
+        file = path / ABOUT_FILE
+        return decode_json(file.read_bytes(), dict) if file.exists() else {}
     with safe_open(path, framework="pt") as file:
         said = (file.metadata() or {}).get(ABOUT)
     return msgspec.json.decode(said) if said else {}
