@@ -1,6 +1,7 @@
 """Fine-tuning: what training starts from is evaluated as it is, trained on with quantizers, or taught by itself."""
 
 from functools import partial
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -93,11 +94,19 @@ def test_rounding_to_nearest_loses_and_training_gets_some_of_it_back(together):
     assert rounded.val_loss > base.val_loss + 0.005
     qat, qad = tuned[:2]
     assert qat.val_loss < rounded.val_loss - 0.005
-    assert base.val_loss < qad.val_loss < rounded.val_loss - 0.001, "a teacher can give back what it has itself"
+    assert base.val_loss < qad.val_loss, "a teacher can give back what it has itself"
     assert plain.val_loss < base.val_loss
     assert rounded.metrics["excess"] == pytest.approx(
         rounded.val_loss - plain.val_loss + plain.metrics["excess"], abs=1e-4
     )
+
+
+def test_a_teacher_gives_some_of_it_back_on_average():
+    """A seed's 14 steps may lose by it: .004 nats are gained on average, with a deviation of .006 between seeds."""
+    seeds = range(6)
+    taught = train(TASK, [lane(seed, **QAD) for seed in seeds]).lanes
+    rounded = train(TASK, [lane(seed, trains="none") for seed in seeds]).lanes
+    assert fmean(a.val_loss - b.val_loss for a, b in zip(taught, rounded, strict=True)) < -0.001
 
 
 def test_a_lane_is_itself_beside_lanes_with_other_teachers_and_after_a_checkpoint(together, tmp_path):
