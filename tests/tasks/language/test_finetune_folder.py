@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.results import open_store
-from fp4dse.results.stats.recovered import recovered
+from fp4dse.results.stats.techniques.recovered import recovered
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.weights import as_folder, fitted
