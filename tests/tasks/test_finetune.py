@@ -1,7 +1,6 @@
 """Fine-tuning: what training starts from is evaluated as it is, trained on with quantizers, or taught by itself."""
 
 from functools import partial
-from statistics import fmean
 
 import msgspec
 import pytest
@@ -101,12 +100,21 @@ def test_rounding_to_nearest_loses_and_training_gets_some_of_it_back(together):
     )
 
 
-def test_a_teacher_gives_some_of_it_back_on_average():
-    """A seed's 14 steps may lose by it: .004 nats are gained on average, with a deviation of .006 between seeds."""
-    seeds = range(6)
-    taught = train(TASK, [lane(seed, **QAD) for seed in seeds]).lanes
-    rounded = train(TASK, [lane(seed, trains="none") for seed in seeds]).lanes
-    assert fmean(a.val_loss - b.val_loss for a, b in zip(taught, rounded, strict=True)) < -0.001
+def test_a_taught_lane_comes_nearer_to_its_teacher_on_texts_that_it_has_not_read():
+    """The divergence falls to .55 to .85 of what it was, in six seeds; losses may fall or rise by as much as chance."""
+    seeds = range(2)
+    population = Population(TASK, [lane(seed, **QAD) for seed in seeds], "cpu")
+    bf16 = Population(TASK, [Lane(Recipe.named("bf16"), 1.0, seed) for seed in seeds], "cpu")
+    x, _ = population.batch_of(TASK.steps - 1)
+
+    @torch.no_grad()
+    def away():
+        return kl(bf16.model(x)[0], population.model(x)[0]).flatten(1).mean(1)
+
+    before = away()
+    for step in range(TASK.steps - 1):
+        population.train_step(step)
+    assert (away() < 0.95 * before).all()
 
 
 def test_a_lane_is_itself_beside_lanes_with_other_teachers_and_after_a_checkpoint(together, tmp_path):
