@@ -173,9 +173,9 @@ def _check(out: Path | None, start: str | None) -> Path | None:
     if out is not None and out.suffix == ENDING:
         return None
     source = Path(start) if start is not None and Path(start).is_dir() else None
-    if out is not None and source is None:
-        raise ConfigError("--out", str(out), f"a path that ends in {ENDING}, or the folder of a model for --from")
-    if out is not None and source is not None:
+    if out is not None:
+        if source is None:
+            raise ConfigError("--out", str(out), f"a path that ends in {ENDING}, or the folder of a model for --from")
         from fp4dse.tasks.language.folder_out import check_target
 
         check_target(out, source)

@@ -140,32 +140,24 @@ def _reducible(runs: pd.DataFrame) -> list[dict[str, object]]:
     lines = summarize(runs[runs["task"].eq("language")])
     names = lines.loc[lines["preset"].eq("10M") & lines["label"].ne("bf16"), "config_id"]
     found = lines[lines["config_id"].isin(names)].sort_values("overhead")
-    rows: list[dict[str, object]] = []
-    for _, of in found.groupby("config_id", sort=False):
-        of = of.set_index("preset")
-        row: dict[str, object] = {"recipe": of["label"].iloc[-1]}
-        for preset in _by_size(of.index):
-            line = of.loc[preset]
-            row[preset] = change_with_range(*line[["gap_reducible", "gap_reducible_low", "gap_reducible_high"]])
-        rows.append(row)
+    rows = [_at_sizes(of, "gap_reducible") for _, of in found.groupby("config_id", sort=False)]
     above = runs[runs["task"].eq("language") & runs["is_baseline"].astype(bool)]
     means = above["val_metric"].groupby(above["preset"].astype(str)).mean()
     return [{"recipe": "BF16, nats a token", **{p: f"{means[p]:.4f}" for p in _by_size(means.index)}}, *rows]
 
 
 def _scale(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of *scale*, the largest gap first: its gap at each size."""
+    """A row for each recipe of *scale*, the largest gap at 10M first: its gap at each size."""
     lines = summarize(runs)
-    lines = lines[lines["label"].ne("bf16")]
-    largest = lines[lines["preset"].eq(_by_size(lines["preset"].unique())[-1])].set_index("config_id")["gap"]
-    rows = []
-    for name in [*largest.sort_values(ascending=False).index, *set(lines["config_id"]).difference(largest.index)]:
-        of = lines[lines["config_id"].eq(name)].set_index("preset")
-        row: dict[str, object] = {"recipe": of["label"].iloc[0]}
-        for preset in _by_size(of.index):
-            row[preset] = change_with_range(*of.loc[preset, ["gap", "gap_low", "gap_high"]])
-        rows.append(row)
-    return rows
+    largest = lines[lines["preset"].eq("10M") & lines["label"].ne("bf16")].sort_values("gap", ascending=False)
+    return [_at_sizes(lines[lines["config_id"].eq(name)], "gap") for name in largest["config_id"]]
+
+
+def _at_sizes(lines: pd.DataFrame, gap: str) -> dict[str, object]:
+    """The row of a recipe: one kind of gap at each size. lines: of the recipe alone, of `summarize`."""
+    of = lines.set_index("preset")
+    found = {preset: of.loc[preset, [gap, f"{gap}_low", f"{gap}_high"]] for preset in _by_size(of.index)}
+    return {"recipe": of["label"].iloc[-1], **{preset: change_with_range(*line) for preset, line in found.items()}}
 
 
 def _shares(runs: pd.DataFrame) -> list[dict[str, object]]:

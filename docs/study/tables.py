@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,11 @@ def main() -> None:
     effects = effects_of(runs, questions)
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
+    scale = runs["seed"].isin(SCALE)
+    groups = (_OF_RUNS, runs), (OF_SCALE, runs[scale]), (OF_EARLIER, one_machine(runs[~scale]))
+    named = {marker: partial(make, of) for makers, of in groups for marker, make in makers.items()}
     for marker in re.findall(r"<!-- (?!end)(.+) -->", text):
-        table = _table(marker, runs, effects, questions)
+        table = markdown(named[marker]()) if marker in named else _table(marker, runs, effects, questions)
         text = re.sub(
             rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}{m[2]}", text, flags=re.DOTALL
         )
@@ -52,11 +56,7 @@ def main() -> None:
 
 
 def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Questions) -> str:
-    """The table that a marker names, in Markdown."""
-    scale = runs["seed"].isin(SCALE)
-    for makers, of in ((_OF_RUNS, runs), (OF_SCALE, runs[scale]), (OF_EARLIER, one_machine(runs[~scale]))):
-        if marker in makers:
-            return markdown(makers[marker](of))
+    """The table that a marker of effects, answers, claims or a front names, in Markdown."""
     if marker == "answers":
         return markdown(_answers(runs, effects, questions))
     if marker == "claims":
@@ -64,8 +64,7 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
         return markdown(_answers(runs, effects_of(runs, claims), claims))
     what, _, task = marker.partition(" of ")
     if what == "front":
-        chosen = runs["config_id"].isin(HALVED) | runs["is_baseline"] if task == "language:10M" else True
-        return markdown(_front(runs[_is_of(runs, task) & ~scale & chosen]))
+        return markdown(_front(_of_front(runs, task)))
     mine = effects[_is_of(effects, task)]
     parts = []
     for title, rows in effect_tables(mine, questions).items():
@@ -81,6 +80,14 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
 def _is_of(frame: pd.DataFrame, task: str) -> pd.Series:
     """True in the lines of TASK:PRESET."""
     return (frame["task"] + ":" + frame["preset"]).eq(task)
+
+
+def _of_front(runs: pd.DataFrame, task: str) -> pd.DataFrame:
+    """The rows that the front of TASK:PRESET is of: none of *scale*, and at 10M those of *halve*."""
+    mine = _is_of(runs, task) & ~runs["seed"].isin(SCALE)
+    if task == "language:10M":
+        mine &= runs["config_id"].isin(HALVED) | runs["is_baseline"]
+    return runs[mine]
 
 
 def _answers(runs: pd.DataFrame, effects: pd.DataFrame, questions: Questions) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ samples, without labels.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -106,13 +107,13 @@ def quantized_layers(population: Population) -> dict[str, QuantLinear]:
     """Name -> layer whose weight is quantized, in the order of the model. ConfigError for convolutions, for a head
     that is tied to the embedding, and where there is none."""
     recipe, found = population.numerics.recipes[0], {}
-    names = [id(p) for _, p in population.model.named_parameters(remove_duplicate=False)]
+    uses = Counter(id(p) for _, p in population.model.named_parameters(remove_duplicate=False))
     for name, layer in population.model.named_modules():
         if not isinstance(layer, QuantLinear) or recipe.at(layer.place).fprop.w.is_plain:
             continue
         if isinstance(layer, QuantConv2d):
             raise ConfigError("task", population.task.name, f"one without quantized convolutions ({name})")
-        if names.count(id(layer.weight)) > 1:
+        if uses[id(layer.weight)] > 1:
             raise ConfigError("precise.head", False, f"true ({name} has the embedding's weight, which is not rounded)")
         found[name] = layer
     if not found:
