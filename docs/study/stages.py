@@ -12,7 +12,8 @@ A chain of the file is a list of steps, run one after the other beside the other
     tune PRESET …       python -m fp4dse.tasks.tuned.tune --lacking: its rates are those of the sweeps that follow, and
                         what the tree has rates of is not tuned again
     sweep SPACE …       as fp4dse sweep, into the store of the chain, without its table and report; --lanes: of a job;
-                        --front-of TASK:PRESET: of SPACE the recipes that the rows of that preset choose, at its rates
+                        --data: as there; --front-of TASK:PRESET: of SPACE the recipes that the rows of that preset
+                        choose, at its rates
 
 What the store of the tree that a chain names (`store = "docs/study/store"`) has is not trained again.
 """
@@ -168,6 +169,7 @@ def sweep(words: list[str]) -> None:
     for name in ("task", "seeds", "device", "store", "lanes"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--front-of")
+    parser.add_argument("--data")
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--budget", type=float, required=True)
     asked = parser.parse_args(words)
@@ -176,7 +178,7 @@ def sweep(words: list[str]) -> None:
         space, rates = front_of(asked.front_of, space, asked.store)
     result = run_sweep(
         space,
-        tasks=parse_tasks([asked.task]),
+        tasks=parse_tasks([asked.task], data=asked.data),
         seeds=parse_seeds(asked.seeds),
         lrs=rates,
         store=asked.store,
