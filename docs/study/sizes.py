@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,17 @@ from fp4dse.results.stats.estimates.spread import spread_over_seeds
 from fp4dse.results.stats.paired import by_seed, rows_at_best_lr
 from fp4dse.results.stats.sizes.agreement import Ranked, agreement, agreement_with_fewer_seeds, compared, published
 from fp4dse.results.stats.sizes.extrapolation import extrapolation
+from fp4dse.results.stats.sizes.scaling import scaling
 from fp4dse.results.text.ratios import change_with_range
 
 HERE = Path(__file__).parent
 SCALE = range(30, 34)
 """Seeds of stage *scale*."""
+GROWTHS = ("0.4M", "10M"), ("10M", "30M")
+"""Sizes that are held against one another."""
+LAW_PRESETS = 4
+"""What a law of the loss needs where the text's entropy is known."""
+FLOOR = ("added_floor", "added_floor_low", "added_floor_high")
 
 
 def one_machine(runs: pd.DataFrame) -> pd.DataFrame:
@@ -146,11 +153,11 @@ def _reducible(runs: pd.DataFrame) -> list[dict[str, object]]:
     return [{"recipe": "BF16, nats a token", **{p: f"{means[p]:.4f}" for p in _by_size(means.index)}}, *rows]
 
 
-def _scale(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of *scale*, the largest gap at 10M first: its gap at each size."""
+def _scale(runs: pd.DataFrame, of: str = "gap") -> list[dict[str, object]]:
+    """A row for each recipe of *scale*, the largest gap at 10M first: its gap, or another column, at each size."""
     lines = summarize(runs)
     largest = lines[lines["preset"].eq("10M") & lines["label"].ne("bf16")].sort_values("gap", ascending=False)
-    return [_at_sizes(lines[lines["config_id"].eq(name)], "gap") for name in largest["config_id"]]
+    return [_at_sizes(lines[lines["config_id"].eq(name)], of) for name in largest["config_id"]]
 
 
 def _at_sizes(lines: pd.DataFrame, gap: str) -> dict[str, object]:
@@ -162,35 +169,74 @@ def _at_sizes(lines: pd.DataFrame, gap: str) -> dict[str, object]:
 
 def _shares(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for each recipe of *scale*: its gap in the loss above the text's entropy at each size, and whether that of
-    10M differs from that of 0.4M, by Welch's test, adjusted for the number of recipes (Holm)."""
+    10M differs from that of 0.4M, and 30M's from 10M's."""
     rows = rows_at_best_lr(runs)
     rows = rows[rows["gap_reducible"].notna() & ~rows["is_baseline"].astype(bool)]
     of = {preset: by_seed(part, part["gap_reducible"]) for preset, part in rows.groupby("preset", observed=True)}
     gaps = {preset: dict(zip(ids, values, strict=True)) for preset, (ids, values) in of.items()}
     labels = rows.drop_duplicates("config_id").set_index("config_id")["recipe_label"].astype(str)
     names = sorted(gaps["0.4M"], key=lambda name: gaps["10M"][name].mean(), reverse=True)
-    chances = holm([ttest_ind(gaps["0.4M"][name], gaps["10M"][name], equal_var=False).pvalue for name in names])
+    grown = {f"{large} against {small}": _grown(gaps[small], gaps[large]) for small, large in GROWTHS}
     out = []
-    for name, chance in zip(names, chances, strict=True):
+    for name in names:
         row: dict[str, object] = {"recipe": labels[name]}
-        row.update({preset: interval(gaps[preset][name]) for preset in _by_size(gaps) if name in gaps[preset]})
-        rises = gaps["10M"][name].mean() > gaps["0.4M"][name].mean()
-        row["10M against 0.4M"] = ("rises" if rises else "falls") if chance < 0.05 else "not told"
-        out.append({**row, "p": f"{chance:.2g}"})
+        row |= {size: interval(gaps[size][name]) if name in gaps[size] else "" for size in _by_size(gaps)}
+        out.append({**row, **{title: found.get(name, "") for title, found in grown.items()}})
     return out
 
 
+def _grown(small: dict[str, np.ndarray], large: dict[str, np.ndarray]) -> dict[str, str]:
+    """Of recipes that two sizes have whether their gaps rise or fall, by Welch's test at 5 %, adjusted for their number
+    (Holm)."""
+    both = sorted(set(small) & set(large))
+    chances = holm([ttest_ind(small[name], large[name], equal_var=False).pvalue for name in both])
+    words = {}
+    for name, chance in zip(both, chances, strict=True):
+        direction = "rises" if large[name].mean() > small[name].mean() else "falls"
+        words[name] = f"{direction if chance < 0.05 else 'not told'}, p = {chance:.2g}"
+    return words
+
+
+def _floors(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each recipe with as many presets as a law has: effective parameters and data, without a floor and the
+    floor beside them, and how far each fit is from the gaps."""
+    found = scaling(runs[runs["task"].eq("language")])
+    found = found[found["presets"].ge(LAW_PRESETS) & found["eff_d"].notna()].sort_values("added_floor", ascending=False)
+    return [
+        {
+            "recipe": line["label"],
+            "presets": line["presets"],
+            "parameters are worth": _factor(*line[["eff_n", "eff_n_low", "eff_n_high"]]),
+            "tokens are worth": _factor(*line[["eff_d", "eff_d_low", "eff_d_high"]]),
+            "misfit": f"{line['misfit_effective']:.1f}",
+            "floor, 10⁻³ nats a token": _factor(*(1000 * line[end] for end in FLOOR)),
+            "misfit with it": f"{line['misfit_floored']:.1f}",
+        }
+        for _, line in found.iterrows()
+    ]
+
+
+def _factor(value: float, low: float, high: float) -> str:
+    """A number with its limits, where it has some."""
+    return f"{value:.2f}" if np.isnan(low) else f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
 def _extrapolated(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each model of how gaps grow: its predictions for the largest size, from the others."""
-    found = extrapolation(runs[runs["task"].eq("language")])
+    """A row for each model of how gaps grow: its predictions for 10M from the smaller sizes of *scale*, and for 30M
+    from all that was trained below it."""
+    language = runs[runs["task"].eq("language")]
+    scale = language["seed"].isin(SCALE)
+    parts = extrapolation(language[scale & language["preset"].ne("30M")]), extrapolation(language)
+    found = pd.concat(parts, ignore_index=True)
     return [
         {
             "prediction of": preset,
             "model": model,
             "recipes": len(lines),
             "measured − predicted, median": f"{100 * lines['difference'].median():+.2f} %",
-            "within its interval": f"{lines['error'].abs().le(1).mean():.0%}",
-            "right side, of pairs 0.2 % apart": f"{lines['agree'].sum() / lines['pairs'].sum():.0%}",
+            "largest": f"{100 * max(lines['difference'], key=abs):+.2f} %",
+            "within its interval": f"{lines['error'].abs().le(1).sum()} of {len(lines)}",
+            "right side, of pairs 0.2 % apart": f"{lines['agree'].sum() // 2} of {lines['pairs'].sum() // 2}",
         }
         for (preset, model), lines in found.groupby(["preset", "model"], sort=False, observed=True)
     ]
@@ -231,5 +277,8 @@ OF_EARLIER = {
 }
 """Marker -> rows of its table, of the runs of all stages before *scale*."""
 
-OF_SCALE = {"scale": _scale, "shares": _shares, "extrapolated": _extrapolated}
+OF_SCALE = {"scale": _scale, "scale in BF16": partial(_scale, of="gap_bf16"), "shares": _shares}
 """The same, of the runs of *scale*."""
+
+OF_ALL = {"floors": _floors, "extrapolated": _extrapolated}
+"""The same, of all runs."""

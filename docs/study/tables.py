@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from cells import gap, interval, markdown
-from sizes import HALVED, OF_EARLIER, OF_SCALE, SCALE, one_machine
+from sizes import HALVED, OF_ALL, OF_EARLIER, OF_SCALE, SCALE, one_machine
 
 from fp4dse.dse import Space, recipe_from_dict
 from fp4dse.dse.cost import BAND
@@ -45,7 +45,7 @@ def main() -> None:
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
     scale = runs["seed"].isin(SCALE)
-    groups = (_OF_RUNS, runs), (OF_SCALE, runs[scale]), (OF_EARLIER, one_machine(runs[~scale]))
+    groups = (_OF_RUNS | OF_ALL, runs), (OF_SCALE, runs[scale]), (OF_EARLIER, one_machine(runs[~scale]))
     named = {marker: partial(make, of) for makers, of in groups for marker, make in makers.items()}
     for marker in re.findall(r"<!-- (?!end)(.+) -->", text):
         table = markdown(named[marker]()) if marker in named else _table(marker, runs, effects, questions)

@@ -180,8 +180,8 @@ def fit_floored(points: Sizes, law: Law, recipe: int) -> Floored | None:
 
 
 def _in_shares(points: Sizes, law: Law, recipe: int, wanted: list[bool]) -> tuple[Array, Array, Array]:
-    """What `_linear` takes: of the law's two terms and of a constant those that are wanted, as shares of the loss, and
-    gaps as such shares, at the presets where the recipe was tried."""
+    """The arguments of `_linear`: of the law's two terms and of a constant those that are wanted, as shares of the loss,
+    and gaps as such shares, at the presets where the recipe was tried."""
     here = points.recipes.seeds[recipe] > 0
     first, second = law.terms(points.parameters[here], points.tokens[here])
     loss = (law.floor if law.floor.shape[1] == 1 else law.floor[:, here]) + first + second
