@@ -135,6 +135,8 @@ def test_what_the_page_makes_of_the_comparisons(page, store, compared):
     recipes = store.sql("FROM recipes WHERE preset = 'walks-medium' AND label = 'mxfp4-rceil'").iloc[0]
     mean, low, high = points(recipes, ("gap_bf16", "gap_bf16_high", "gap_bf16_low"))
     assert f"{mean:.2f} points ({low:.2f} to {high:+.2f})" in text
+    elsewhere = compared(IN_ROLLOUTS).loc["walks-medium"]
+    assert (elsewhere["lr_a"], elsewhere["lr_b"]) == (1.2e-4, 2.4e-4), "as the page says"
     lanes = store.sql("SELECT val_metric FROM runs WHERE steps = 160 AND lr = 2.4e-4")["val_metric"]
     assert f"the lowest of the {len(lanes)} lanes at 2.4e-4 ends at {100 * lanes.min():.1f} %" in text
 
@@ -152,6 +154,8 @@ def test_when_mxfp4_falls_behind_is_what_the_store_has(page, store):
             limits = [line["apart"], line["apart"] - line["half"], line["apart"] + line["half"]]
             assert numbers(apart) == [round(x, 1) for x in limits], (preset, cells[0])
             assert float(deviates) == round(line["deviates"], 1)
+    told = found.index[(found["apart"].abs() > found["half"])]
+    assert list(told) == [("walks-medium", 120), ("walks-medium", 160)]
     text = section(page, "When does MXFP4 fall behind?")
     assert "{:.0f} pairs and {:.0f}, with 95 %".format(*(found.loc[(preset, 160), "pairs"] for preset in WALKS)) in text
     std = pd.Series([found.loc[(preset, 40), "deviates"] / 100 for preset in WALKS])
@@ -189,6 +193,7 @@ def test_the_room_that_walks_leave_is_what_the_store_has(page, store):
     assert "of {:.0f} and {:.0f} for `walks-small`".format(*(line["seeds"] for line in at.values())) in page
     text = section(page, "Which preset leaves room?")
     assert "gain {:.0f} and {:.0f} points".format(*(line["gain"] for line in at.values())) in text
+    assert "end at {:.1f} and {:.1f} %:".format(*(line["after"] for line in at.values())) in text
     assert "leave {:.0f} and {:.0f} points of room".format(*(100 - line["after"] for line in at.values())) in text
     wanted = found[found["after"].between(75, 90)]
     assert list(wanted.index) == [("walks-medium", 4.8e-4)]
