@@ -3,25 +3,29 @@
 import re
 from functools import partial
 from itertools import combinations, product
-from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import t, ttest_1samp, wilcoxon
+from scipy.stats import t, wilcoxon
 
-from fp4dse.results import open_store
 from fp4dse.results.stats.estimates.intervals import adjusted, holm, mean_interval, p_value
 from fp4dse.results.views import VIEWS
 from fp4dse.sweeps.arguments import find_space
-from fp4dse.tasks.rl.presets import PRESETS
+from tests.results.rl_page import (
+    FIXED,
+    IN_ROLLOUTS,
+    MACRO,
+    MANY,
+    PAGE,
+    interval,
+    numbers,
+    opened_store,
+    queries_of,
+    section,
+    table,
+)
 
-DOCS = Path(__file__).parents[2] / "docs"
-MACRO = "e2m1 1x32 e8m0-rceil macro"
-FIXED = f"{MACRO}, forward residual, noise weights"
-IN_ROLLOUTS = "bf16, rollout mxfp4-rceil"
 WEIGHTS = "bf16, rollout mxfp4-rceil-w4a16"
-MANY = ["mxfp4-rceil", FIXED, IN_ROLLOUTS, "bf16, noise weights", "bf16, noise qerl"]
-"""The recipes of 32 seeds, in the order of their table."""
 RATES = ["bf16", "mxfp4-rceil", IN_ROLLOUTS, FIXED, "bf16, noise weights", "bf16, noise qerl"]
 """The columns of the table of rates."""
 AFTER = {
@@ -63,20 +67,42 @@ GROUP BY ALL
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def views_made_once():
+    """Of the same rows a view is made once for all tests: it takes longer than the queries."""
+    made = {}
+
+    def once(name, function, runs):
+        key = (name, len(runs), *runs.columns)
+        if key not in made:
+            made[key] = function(runs)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name, function in VIEWS.items():
+            patched.setitem(VIEWS, name, partial(once, name, function))
+        yield
+
+
 @pytest.fixture(scope="module")
 def store():
-    return open_store(DOCS / "study" / "rl-store")
+    return opened_store()
 
 
 @pytest.fixture(scope="module")
 def page():
-    return (DOCS / "rl.md").read_text(encoding="utf-8")
+    return PAGE.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def effects(store):
+def every_effect(store, views_made_once):
+    return store.sql("FROM rollout_effects")
+
+
+@pytest.fixture(scope="module")
+def effects(every_effect):
     """The effects of fixes on `rl:small`."""
-    return store.sql("FROM rollout_effects WHERE preset = 'small'")
+    return every_effect[every_effect["preset"].eq("small")]
 
 
 @pytest.fixture(scope="module")
@@ -84,31 +110,9 @@ def three(store):
     return store.sql(THREE).set_index(["recipe_label", "lr"])
 
 
-def table(page, first):
-    """The cells of the rows of the table whose header begins so."""
-    rows = page.partition(first)[2].partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
-def section(page, title):
-    """The text below a heading, up to the next one, in one line."""
-    return " ".join(page.partition(f"# {title}\n")[2].partition("\n##")[0].split()).replace("−", "-")
-
-
-def numbers(text):
-    text = text.replace("−", "-").replace("**", "").replace("×", "")
-    return [float(number) for number in re.findall(r"[+-]?\d*\.?\d+", text)]
-
-
-def interval(values):
-    """Mean and both limits of values over seeds, and p of the t-test, which the page has beside the limits."""
-    found = mean_interval(np.asarray(values, float)[None]).iloc[0]
-    return found["mean"], found["low"], found["high"], ttest_1samp(values, 0).pvalue
-
-
 def test_what_32_seeds_lose_and_how_they_spread_is_what_the_store_has(page, store):
     said = table(page, "| points against BF16 |")
-    recipes = store.sql("FROM recipes WHERE seeds = 32").set_index("label")
+    recipes = store.sql("FROM recipes WHERE preset = 'small' AND seeds = 32").set_index("label")
     spread = store.sql(SPREAD).set_index("recipe_label")
     assert set(recipes.index) == {*MANY, "bf16"}
     for cells, name in zip(said, MANY, strict=True):
@@ -218,42 +222,6 @@ def _label(fixes, trainer):
     return ", ".join([before + quantizer, *after])
 
 
-def test_the_room_that_presets_leave_is_what_the_store_has(page, store):
-    queries = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "AS sd" in q]
-    ends, curves = (store.sql(query).set_index(["preset", "lr"]) for query in queries)
-    assert set(ends["seeds"]) == {3}
-    starts = curves[curves["step"].eq(1)]
-    at_160 = curves[curves["step"].eq(160)]
-    names = ["small", "small-500", "medium", "edits-small", "carries-small", "walks-long-small", "walks-small"]
-    *rows, last = table(page, "| preset | updates | before |")
-    for cells, name in zip(rows, names, strict=True):
-        of = ends.loc[name]
-        assert set(of["steps"]) == {int(cells[1])}, name
-        assert {round(x) for x in starts.loc[name, "solved"]} == {int(cells[2])}, name
-        for cell, rate in zip(cells[3:], (1.2e-4, 2.4e-4, 4.8e-4), strict=True):
-            found = [round(of.loc[rate, of_it], 1) for of_it in ("after", "sd")] if rate in of.index else []
-            assert numbers(cell) == found, (name, rate)
-    for cell, rate in zip(last[3:5], (1.2e-4, 2.4e-4), strict=True):
-        assert numbers(cell) == [round(at_160.loc[("walks-small", rate), of_it], 1) for of_it in ("solved", "sd")]
-    assert PRESETS["walks-small"].steps == 160 == int(numbers(last[1])[0])
-    mxfp4 = store.sql(
-        "SELECT lr, 100 * avg(val_metric) AS solved FROM runs WHERE preset = 'walks-long-small' "
-        f"AND recipe_label = '{IN_ROLLOUTS}' GROUP BY lr ORDER BY lr"
-    )["solved"]
-    assert "MXFP4 rollouts have {:.1f}, {:.1f} and {:.1f} % there".format(*mxfp4) in section(
-        page, "Which preset leaves room?"
-    )
-
-
-def test_the_plateau_of_walks_is_where_the_page_says(page, store):
-    found = store.sql(
-        "SELECT step, 100 * avg(value) AS solved FROM recorded JOIN runs USING (run_id) WHERE name = 'accuracy' AND "
-        "preset = 'walks-small' AND steps = 200 AND lr = 2.4e-4 AND step BETWEEN 50 AND 190 GROUP BY step"
-    )["solved"]
-    said = section(page, "Which preset leaves room?").partition("from update 50 to 190 the mean is ")[2]
-    assert numbers(said.partition(".")[0]) == [round(found.min()), round(found.max())]
-
-
 def test_the_rows_of_the_seed_papers_table_are_ours(page, store):
     eight = store.sql(
         "SELECT recipe_label, 100 * avg(val_metric) AS solved FROM runs "
@@ -265,35 +233,38 @@ def test_the_rows_of_the_seed_papers_table_are_ours(page, store):
         assert numbers(cells[4]) == ([round(100 * spread[name], 1)] if name in spread else []), name
 
 
-def test_every_query_of_the_page_answers_with_its_views(page, store, monkeypatch):
-    """Of the same rows a view is made once: it takes longer than the queries."""
-    made = {}
-
-    def once(name, function, runs):
-        key = (name, len(runs), *runs.columns)
-        if key not in made:
-            made[key] = function(runs)
-        return made[key]
-
-    for name, function in VIEWS.items():
-        monkeypatch.setitem(VIEWS, name, partial(once, name, function))
-    queries = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    queries += re.findall(r'fp4dse query --store docs/study/rl-store "(.*)"', page)
+def test_every_query_of_the_page_answers_with_its_views(page, store):
+    queries = queries_of(page) + re.findall(r'fp4dse query --store docs/study/rl-store "(.*)"', page)
     assert len(queries) >= 12
     for query in queries:
         assert len(store.sql(query)), query
 
 
-def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, effects):
+def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, every_effect):
     order = [("noise weights", "fp4"), ("noise weights", "bf16"), ("noise weights", "qat"), ("noise qerl", "qat")]
-    order += [("noise weights", "bf16"), ("noise qerl", "bf16")]
-    by = effects[effects["number"].eq("entropy_at_reward")].set_index(["treatment", "trainer", "lr"])
+    order += [("noise weights", "bf16"), ("noise qerl", "bf16")] * 2
+    order.insert(6, ("noise weights", "bf16"))
+    lines = every_effect[every_effect["number"].eq("entropy_at_reward")]
+    by = lines.set_index(["preset", "treatment", "trainer", "lr"])
+    of_walks = []
     for cells, key in zip(table(page, "| noise, under | rate |"), order, strict=True):
-        found = by.loc[(*key, float(cells[1]))]
+        preset = (re.findall(r"`(walks-\w+)`", cells[0]) or ["small"])[0]
+        found = by.loc[(preset, *key, float(cells[1]))]
         assert numbers(cells[2]) == [found["pairs"], found["seeds"]]
         assert float(cells[3]) == round(found["without"], 4)
         assert numbers(cells[4]) == [round(found[name], 5) for name in ("difference", "low", "high")], key
-        assert found["low"] < 0 < found["high"]
+        assert found["low"] < 0, "none is shown to raise it"
+        of_walks += [found] if preset != "small" else []
+    text = section(page, "Does noise explore?")
+    assert max(abs(line[name]) for line in of_walks for name in ("low", "high")) < 0.0013
+    assert "noise is within 0.0013 nats of none" in text
+    [lower] = [line for line in of_walks if line["high"] < 0]
+    assert lower.name[0] == "walks-medium"
+    assert f"entropy is lower (`q` {lower['q']:.2f})".replace("0.", ".") in text
+    both = every_effect.set_index(["preset", "treatment", "number"]).loc[("walks-small", "rollout mxfp4-rceil")]
+    more, equal = both.loc["entropy"], both.loc["entropy_at_reward"]
+    expected = f"({more['difference']:+.4f}, `q` {more['q']:.4f}), and not at equal reward (`q` {equal['q']:.2f})"
+    assert expected.replace("0.", ".") in text
 
 
 def test_what_is_told_among_the_effects_of_fixes_is_what_the_view_tells(page, effects):
@@ -447,7 +418,7 @@ def test_macro_blocks_and_the_fallback_do_more_together(page, factorial):
 
 def test_the_pages_query_of_the_three_fixes_has_the_same_effects(page, store, factorial):
     of, _ = factorial
-    [query] = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "UNPIVOT" in q]
+    [query] = [q for q in queries_of(page) if "UNPIVOT" in q]
     found = store.sql(query).set_index(["trainer", "number", "effect"])["mean"]
     names = {"bf16": "accuracy in BF16", "KL, bf16": "mismatch_kl", "KL, fp4": "mismatch_kl"}
     asked = set()
@@ -498,7 +469,7 @@ def test_what_each_part_of_the_error_does_is_what_the_store_says(page, store, ef
 
 
 def test_the_ratios_of_divergences_are_what_the_store_says(page, store):
-    [query] = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "AS ratio" in q]
+    [query] = [q for q in queries_of(page) if "AS ratio" in q]
     found = store.sql(query).set_index(["recipe", "beside"])
     lines = found.loc[[(_recipe(a), _recipe(b)) for a, b in STEPS]]
     q = dict(zip(STEPS, adjusted(2 * t.sf(lines["t"].abs(), 7)), strict=True))
@@ -517,7 +488,7 @@ def test_the_ratios_of_divergences_are_what_the_store_says(page, store):
 
 
 def test_500_updates_are_what_the_store_has(page, store):
-    [query] = [q for q in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "each_100" in q]
+    [query] = [q for q in queries_of(page) if "each_100" in q]
     found = store.sql(query).set_index("recipe")
     said = table(page, "| trainer and rollout | accuracy |")
     assert set(found.index) == set(FLAT)

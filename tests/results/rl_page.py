@@ -1,0 +1,55 @@
+"""The page of reinforcement learning and the store beside it, as its tests read them."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import ttest_1samp
+
+from fp4dse.results import open_store
+from fp4dse.results.stats.estimates.intervals import mean_interval
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "rl.md"
+MACRO = "e2m1 1x32 e8m0-rceil macro"
+FIXED = f"{MACRO}, forward residual, noise weights"
+IN_ROLLOUTS = "bf16, rollout mxfp4-rceil"
+MANY = ["mxfp4-rceil", FIXED, IN_ROLLOUTS, "bf16, noise weights", "bf16, noise qerl"]
+"""The recipes of 32 seeds, in the order of their tables."""
+
+
+@cache
+def opened_store():
+    """The store beside the page. Several tests ask the page's queries: it answers each once."""
+    store = open_store(DOCS / "study" / "rl-store")
+    answers = cache(store.sql)
+    store.sql = lambda query: answers(query).copy()
+    return store
+
+
+def table(page, first):
+    """The cells of the rows of the table whose header begins so."""
+    rows = page.partition(first)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def section(page, title):
+    """The text below a heading, up to the next one, in one line."""
+    return " ".join(page.partition(f"# {title}\n")[2].partition("\n##")[0].split()).replace("−", "-")
+
+
+def numbers(text):
+    text = text.replace("−", "-").replace("**", "").replace("×", "")
+    return [float(number) for number in re.findall(r"[+-]?\d*\.?\d+", text)]
+
+
+def interval(values):
+    """Mean and both limits of values over seeds, and p of the t-test, which the page has beside the limits."""
+    found = mean_interval(np.asarray(values, float)[None]).iloc[0]
+    return found["mean"], found["low"], found["high"], ttest_1samp(values, 0).pvalue
+
+
+def queries_of(page):
+    """The queries that stand in blocks of their own."""
+    return re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
