@@ -125,7 +125,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "rollout_effects": ("treatment trainer number difference", "low high", "without", "q", "lr", "pairs seeds", "task"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
-    "scaling": ("task label eff_n eff_d", "added_floor", "largest_gap", "eff_n_low eff_n_high", "presets", "note"),
+    "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
     "extrapolation": ("task preset label model predicted measured", "error", "agree pairs", "low high"),
     "agreement": ("preset published group agree pairs", "cheapest lane_s", "spearman", "ceiling_agree", "recipes"),
     "published": ("preset published scheme published_gap gap", "gap_low gap_high", "group", "label"),

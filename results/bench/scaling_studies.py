@@ -1,9 +1,8 @@
 """Studies of known truth for what is said across sizes and against published tables: coverage, and what to expect.
 
-`scaling`: BF16 follows a law, and six recipes have factors of parameters, of data, or of both in it, in one world a
-floor beside them; or their gaps follow a power law. Presets, seeds and noise are those of a study of five sizes.
-`published`: the schemes of Quartet II's table, whose true gaps in the small task are the published ones, stretched and
-distorted.
+`scaling`: BF16 follows a law, and six recipes have factors of parameters, of data, or of both in it; or their gaps
+follow a power law. Presets, seeds and noise are those of a study of five sizes. `published`: the schemes of Quartet
+II's table, whose true gaps in the small task are the published ones, stretched and distorted.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ LAW = {"floor": 1.7, "parameters_term": 0.5, "parameters_exponent": 0.35, "token
 QUOTED = 0.075
 """% of error of the perfect proxy whose chances to reach 0.9 are .78 (forward schemes) and .45 (whole recipes)."""
 
-WORLDS = ("law, entropy known", "law", "floor", "power")
-KNOW_ENTROPY = ("law, entropy known", "floor")
+WORLDS = ("law, entropy known", "law", "power")
 KINDS = ("forward", "backward", "both")
 RECIPES = 6
 
@@ -38,7 +36,7 @@ RECIPES = 6
 def scaling_study(
     rng: np.random.Generator, world: str, seeds: int = 3, noise: float = 0.001, common: float = 0.005
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs at PRESETS, and the truth: a line a recipe with eff_n, eff_d, added_floor, size_exponent, ratio_exponent.
+    """Runs at PRESETS, and the truth: a line a recipe with eff_n, eff_d, size_exponent, ratio_exponent.
 
     noise, common: standard deviations of log losses, of a lane and of what all lanes of a seed share.
     """
@@ -47,7 +45,6 @@ def scaling_study(
     truth = pd.DataFrame({"config_id": [f"{i:016x}" for i in range(RECIPES)], "kind": kinds})
     truth["eff_n"] = np.where(truth["kind"].eq("backward"), 1, shrink[:, 0])
     truth["eff_d"] = np.where(truth["kind"].eq("forward"), 1, shrink[:, 1])
-    truth["added_floor"] = rng.uniform(0.005, 0.03, RECIPES) if world == "floor" else 0.0
     truth["size_exponent"] = rng.uniform(-0.3, 0, RECIPES)
     truth["ratio_exponent"] = rng.uniform(-0.3, 0.3, RECIPES)
     strength = rng.uniform(0.005, 0.04, RECIPES)
@@ -56,8 +53,7 @@ def scaling_study(
         tokens = parameters * ratio
         n, r = np.log(parameters / REFERENCE[0]), np.log(ratio / 20)
         plain = _law(parameters, tokens)
-        lost = _law(parameters * truth["eff_n"], tokens * truth["eff_d"]) + truth["added_floor"]
-        gaps = np.log(lost / plain).to_numpy()
+        gaps = np.log(_law(parameters * truth["eff_n"], tokens * truth["eff_d"]) / plain).to_numpy()
         if world == "power":
             gaps = strength * np.exp(truth["size_exponent"] * n + truth["ratio_exponent"] * r).to_numpy()
         shared, own = rng.normal(0, common, seeds), rng.normal(0, noise, (RECIPES + 1, seeds))
@@ -81,7 +77,7 @@ def _runs(preset: str, parameters: float, tokens: float, losses: Array, kinds: l
     columns = dict.fromkeys(["rev_quantizers", "rev_engine", "rev_task"], 1) | {"lr": 1e-3, "status": "done"}
     columns |= dict.fromkeys(["task", "dataset_digest", "device_class", "software_class"], "generated")
     columns |= {"preset": preset, "parameters": parameters, "tokens": tokens, "lane_s": parameters / 1e6}
-    columns["metric_name"] = "excess" if world in KNOW_ENTROPY else "other"
+    columns["metric_name"] = "excess" if world == "law, entropy known" else "other"
     return pd.DataFrame(
         {
             "config_id": [f"{i:016x}" if i >= 0 else "bf16" for i in recipe],
@@ -100,8 +96,7 @@ def _runs(preset: str, parameters: float, tokens: float, losses: Array, kinds: l
 def scaling_scores(runs: pd.DataFrame, truth: pd.DataFrame, world: str) -> Iterator[Score]:
     """Held against its truth: what scaling, loss_law and extrapolation say of one study."""
     lines = scaling(runs).merge(truth, on="config_id", suffixes=("", "_true"))
-    names = ["eff_n", "eff_d", "added_floor"]
-    names = {"power": ["size_exponent", "ratio_exponent"], "floor": names[2:]}.get(world, names)
+    names = ["size_exponent", "ratio_exponent"] if world == "power" else ["eff_n", "eff_d"]
     for name in names:
         for kind, part in lines.groupby("kind"):
             yield f"{name} of {kind} covers", *_covered(part, name, part[f"{name}_true"])

@@ -1,7 +1,7 @@
 """The largest size as a test of the fits to the smaller ones (scaling.py): predicted gaps against measured ones.
 
-`effective` predicts with effective parameters and data, `floored` with a floor beside them, `power` with the power law,
-and `nearest` with the gap at the largest preset that was fitted: what is to be beaten.
+`effective` predicts with effective parameters and data, `power` with the power law, and `nearest` with the gap at the
+largest preset that was fitted: what is to be beaten.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from fp4dse.results.stats.estimates.curve_fits import Array
 from fp4dse.results.stats.paired import stacked
 from fp4dse.results.stats.sizes.loss_law import Law, fit_law, why_no_law
 from fp4dse.results.stats.sizes.points import GROUP, Sizes, limits, sizes
-from fp4dse.results.stats.sizes.scaling import fit_effective, fit_floored, fit_power
+from fp4dse.results.stats.sizes.scaling import fit_effective, fit_power
 
 APART = 0.002
 """Gaps (natural logarithms) that count as different: 0.2 %."""
 
-MODELS = ("effective", "floored", "power", "nearest")
-
 
 def extrapolation(runs: pd.DataFrame) -> pd.DataFrame:
     """Predictions for the presets of the most parameters from fits to all others, one line per task (with its data and
-    revisions), preset, recipe and model (MODELS).
+    revisions), preset, recipe and model (`effective`, `power`, `nearest`).
 
     Columns: task, dataset_digest, rev_quantizers, rev_engine, rev_task, preset, config_id, label, model, fitted
     (presets), predicted, measured (gaps), difference (measured - predicted) with its 95 % limits low, high over the
@@ -40,7 +38,7 @@ def extrapolation(runs: pd.DataFrame) -> pd.DataFrame:
         fitted, held = points.at(~largest), points.at(largest)
         law = None if why_no_law(fitted) else fit_law(fitted)
         for at in range(len(held.presets)):
-            for model in MODELS:
+            for model in ("effective", "power", "nearest"):
                 lines = [
                     _line(fitted, held, at, recipe, predicted)
                     for recipe in range(len(points.recipes.config_id))
@@ -62,10 +60,8 @@ def _predicted(fitted: Sizes, held: Sizes, law: Law | None, at: int, recipe: int
     if model == "power":
         power = fit_power(fitted, recipe)
         return None if power is None or np.isnan(power.p[0]) else power.gap(*where)[:, 0]
-    if law is None:
-        return None
-    found = (fit_effective if model == "effective" else fit_floored)(fitted, law, recipe)
-    if found is None:
+    found = None if law is None else fit_effective(fitted, law, recipe)
+    if law is None or found is None:
         return None
     floor = law.floor if held.entropy is None else held.entropy[None, [at]]
     return found.gap(*where, floor)[:, 0]

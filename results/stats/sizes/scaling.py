@@ -25,7 +25,7 @@ not theirs to say: extrapolation.py holds it against a size that was left out.
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -36,9 +36,8 @@ from fp4dse.results.stats.paired import stacked
 from fp4dse.results.stats.sizes.loss_law import REFERENCE, Law, fit_law, why_no_law
 from fp4dse.results.stats.sizes.points import GROUP, Sizes, limits, sizes
 
-FITTED = ["eff_n", "eff_d", "added_floor", "critical_tokens", "largest_gap", "size_exponent", "ratio_exponent"]
+FITTED = ["eff_n", "eff_d", "critical_tokens", "largest_gap", "size_exponent", "ratio_exponent"]
 """The columns of a recipe's fits, each with its limits."""
-MISFITS = ["misfit_effective", "misfit_floored", "misfit_power"]
 
 
 class Effective(NamedTuple):
@@ -62,23 +61,6 @@ class Effective(NamedTuple):
         return np.log(np.maximum(loss, 1e-9) / (floor + first + second))
 
 
-class Floored(NamedTuple):
-    """Of one recipe: its floor, in the unit of the loss, and what it adds to the law's two terms, as shares of them;
-    none is below 0. [R] each."""
-
-    law: Law
-    floor: Array
-    u: Array
-    v: Array
-
-    def gap(self, parameters: Array, tokens: Array, floor: Array) -> Array:
-        """Predicted gaps [R, P]. floor: E at these points, as in Law."""
-        first, second = self.law.terms(parameters, tokens)
-        added = self.floor[:, None] + self.u[:, None] * first + self.v[:, None] * second
-        found: Array = np.log1p(added / (floor + first + second))
-        return found
-
-
 class PowerLaw(NamedTuple):
     """Of one recipe: gap = c · (N / N0)^p · (D / N / 20)^q with the reference's N0, [R] each."""
 
@@ -98,17 +80,16 @@ def scaling(runs: pd.DataFrame) -> pd.DataFrame:
     """Gaps by size, one line per task (with its data and revisions) and recipe, over all presets that it finished.
 
     Columns: task, dataset_digest, rev_quantizers, rev_engine, rev_task, config_id, label, presets (how many), seeds
-    (fewest pairs at one of them), then seven with their 95 % limits over seeds (`_low`, `_high`): eff_n, eff_d
-    (effective parameters and data as Quartet, 2505.14669, defines them; 1 without limits where that pass is in BF16),
-    added_floor (the loss that neither parameters nor data take away, in its unit), critical_tokens (as 2501.02423
-    defines it, at the largest preset), largest_gap (the power law at the largest preset), size_exponent, ratio_exponent
-    (p, q of gap = c · N^p · (D / N)^q; NaN if only one value was tried), then misfit_effective, misfit_floored and
-    misfit_power (root mean square of measured - fitted gap, in their standard errors) and note (why something is
-    missing, else empty).
+    (fewest pairs at one of them), then six with their 95 % limits over seeds (`_low`, `_high`): eff_n, eff_d (effective
+    parameters and data as Quartet, 2505.14669, defines them; 1 without limits where that pass is in BF16),
+    critical_tokens (as 2501.02423 defines it, at the largest preset), largest_gap (the power law at the largest
+    preset), size_exponent, ratio_exponent (p, q of gap = c · N^p · (D / N)^q; NaN if only one value was tried), then
+    misfit_effective and misfit_power (root mean square of measured - fitted gap, in their standard errors) and note
+    (why something is missing, else empty).
     """
     limited = [f"{name}{end}" for name in FITTED for end in ("", "_low", "_high")]
     columns = [*GROUP, "config_id", "label", "presets", "seeds", *limited]
-    columns += [*MISFITS, "note"]
+    columns += ["misfit_effective", "misfit_power", "note"]
     lines = []
     for points in sizes(runs):
         no_law = why_no_law(points)
@@ -132,7 +113,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     else:
         largest = power.gap(points.parameters[-1:], points.tokens[-1:])[:, 0]
         values |= {"largest_gap": largest, "size_exponent": power.p, "ratio_exponent": power.q}
-    misfits: dict[str, float] = dict.fromkeys(MISFITS, np.nan)
+    misfits: dict[str, float] = dict.fromkeys(["misfit_effective", "misfit_power"], np.nan)
     at = points.parameters, points.tokens
     if power is not None:
         misfits["misfit_power"] = _misfit(points, recipe, power.gap(*at)[0])
@@ -145,10 +126,6 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
         misfits["misfit_effective"] = _misfit(points, recipe, effective.gap(*at, law.floor)[0])
     elif law is not None:
         notes.append("quantizes nothing" if not any(_free(points, recipe)) else "at fewer presets than factors")
-    floored = None if law is None else fit_floored(points, law, recipe)
-    if law is not None and floored is not None:
-        values["added_floor"] = floored.floor
-        misfits["misfit_floored"] = _misfit(points, recipe, floored.gap(*at, law.floor)[0])
     line: dict[str, object] = {"presets": int(here.sum()), "seeds": int(seeds[here].min()) if here.any() else 0}
     for name, draws in values.items():
         line[name] = float(draws[0])
@@ -163,31 +140,14 @@ def fit_effective(points: Sizes, law: Law, recipe: int) -> Effective | None:
     here = points.recipes.seeds[recipe] > 0
     if here.sum() < sum(free) or not any(free):
         return None
-    found = _linear(*_in_shares(points, law, recipe, [*free, False]))
+    first, second = law.terms(points.parameters[here], points.tokens[here])
+    floor = law.floor if law.floor.shape[1] == 1 else law.floor[:, here]
+    loss = floor + first + second
+    terms = np.stack([part for part, wanted in zip((first, second), free, strict=True) if wanted], axis=2)
+    found = _linear(terms / loss[..., None], np.expm1(points.gap[recipe][:, here]), _weights(points, recipe)[here])
     one = np.ones(len(found))
     u = 1 + found[:, 0] if free[0] else one
     return Effective(law, u, 1 + found[:, -1] if free[1] else one)
-
-
-def fit_floored(points: Sizes, law: Law, recipe: int) -> Floored | None:
-    """Floor and factors of one recipe for each draw; None if it was tried at fewer presets than these are."""
-    free = _free(points, recipe)
-    if (points.recipes.seeds[recipe] > 0).sum() < sum(free) + 1 or not any(free):
-        return None
-    found = _non_negative(*_in_shares(points, law, recipe, [*free, True]))
-    none = np.zeros(len(found))
-    return Floored(law, found[:, -1], found[:, 0] if free[0] else none, found[:, -2] if free[1] else none)
-
-
-def _in_shares(points: Sizes, law: Law, recipe: int, wanted: list[bool]) -> tuple[Array, Array, Array]:
-    """The arguments of `_linear`: of the law's two terms and of a constant those that are wanted, as shares of the loss,
-    and gaps as such shares, at the presets where the recipe was tried."""
-    here = points.recipes.seeds[recipe] > 0
-    first, second = law.terms(points.parameters[here], points.tokens[here])
-    loss = (law.floor if law.floor.shape[1] == 1 else law.floor[:, here]) + first + second
-    terms = [part for part, kept in zip((first, second, np.ones_like(first)), wanted, strict=True) if kept]
-    shares = np.stack(terms, axis=2) / loss[..., None]
-    return shares, np.expm1(points.gap[recipe][:, here]), _weights(points, recipe)[here]
 
 
 def critical_tokens(points: Sizes, law: Law, recipe: int) -> Array:
@@ -267,19 +227,3 @@ def _linear(design: Array, target: Array, weight: Array) -> Array:
     """Weighted least squares for each draw: design [R, P, K], target [R, P], weight [P] -> [R, K]."""
     found: Array = (np.linalg.pinv(design * weight[:, None]) @ (target * weight)[..., None])[..., 0]
     return found
-
-
-def _non_negative(design: Array, target: Array, weight: Array) -> Array:
-    """The same with no coefficient below 0: of all sets of columns the best that has none."""
-    count = design.shape[2]
-    best, least = np.zeros((len(design), count)), ((target * weight) ** 2).sum(axis=1)
-    for size in range(1, count + 1):
-        for kept in combinations(range(count), size):
-            part = _linear(design[..., list(kept)], target, weight)
-            left = target - (design[..., list(kept)] @ part[..., None])[..., 0]
-            squares = np.where((part >= 0).all(axis=1), ((left * weight) ** 2).sum(axis=1), np.inf)
-            better = squares < least
-            best[better] = 0.0
-            best[np.ix_(better, list(kept))] = part[better]
-            least = np.minimum(least, squares)
-    return best

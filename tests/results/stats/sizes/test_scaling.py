@@ -26,31 +26,6 @@ def test_without_noise_the_law_and_every_factor_is_found(world):
         assert lines[name].to_numpy() == pytest.approx(lines[f"{name}_true"].to_numpy(), rel=1e-3)
 
 
-def test_without_noise_a_floor_is_found_beside_factors_and_none_where_there_is_none():
-    """With a floor that is left out of the fit, factors are wrong and the largest size is foretold too low."""
-    for world, floored in (("floor", True), ("law, entropy known", False)):
-        runs, truth = study(world, noise=1e-7, common=1e-7)
-        lines = scaling(runs).merge(truth, on="config_id", suffixes=("", "_true"))
-        assert lines["added_floor"].to_numpy() == pytest.approx(lines["added_floor_true"].to_numpy(), abs=1e-5)
-        held = extrapolation(runs).set_index("model")
-        short = {model: held.loc[model, "difference"].abs().max() for model in ("floored", "effective")}
-        assert short["floored"] < 1e-5
-        assert (short["effective"] > 1e-3) == floored
-        assert held.loc["effective", "difference"].gt(1e-4).all() == floored
-
-
-def test_a_floor_needs_a_preset_more_than_the_factors_and_is_never_negative():
-    runs, _ = study()
-    both = f"{2:016x}"
-    rest = runs["config_id"].ne(both) | runs["preset"].isin(["0.4M", "10M-long"])
-    line = scaling(runs[rest]).set_index("config_id").loc[both]
-    assert line[["eff_n", "eff_d"]].notna().all()
-    assert np.isnan(line["added_floor"])
-    loss = runs["val_loss"] * np.where(runs["is_baseline"], 1.0, 0.97)
-    lines = scaling(runs.assign(val_loss=loss, val_metric=loss - LAW["floor"]))
-    assert lines[["added_floor", "added_floor_low", "added_floor_high"]].eq(0).all(axis=None)
-
-
 def test_a_pass_in_bf16_has_the_factor_one_without_limits():
     runs, _ = study()
     lines = scaling(runs)
