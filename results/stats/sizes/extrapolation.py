@@ -1,7 +1,7 @@
 """The largest size as a test of the fits to the smaller ones (scaling.py): predicted gaps against measured ones.
 
 `effective` predicts with effective parameters and data, `power` with the power law, and `nearest` with the gap at the
-largest preset that was fitted: what is to be beaten.
+largest preset that was fitted, of several of one size the one nearest in tokens a parameter: what is to be beaten.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def _predicted(fitted: Sizes, held: Sizes, law: Law | None, at: int, recipe: int
     where = held.parameters[[at]], held.tokens[[at]]
     if model == "nearest":
         tried = np.flatnonzero(fitted.recipes.seeds[recipe])
-        return fitted.gap[recipe][:, tried[-1]] if len(tried) else None
+        if not len(tried):
+            return None
+        largest = tried[fitted.parameters[tried] == fitted.parameters[tried].max()]
+        ratio = np.log(fitted.tokens[largest] / fitted.parameters[largest] * held.parameters[at] / held.tokens[at])
+        nearest: Array = fitted.gap[recipe][:, largest[np.abs(ratio) == np.abs(ratio).min()]].mean(axis=1)
+        return nearest
     if model == "power":
         power = fit_power(fitted, recipe)
         return None if power is None or np.isnan(power.p[0]) else power.gap(*where)[:, 0]
@@ -72,13 +77,13 @@ def _line(fitted: Sizes, held: Sizes, at: int, recipe: int, predicted: Array) ->
     difference = measured - predicted
     here = fitted.recipes.seeds[recipe] > 0
     seeds = np.append(fitted.seeds[here], held.seeds[at])
-    known = (seeds > 1) & np.isfinite([*fitted.noise[here], held.noise[at]])
+    known = (seeds > 1) & np.isfinite([*fitted.noise[recipe, here], held.noise[recipe, at]])
     low, high = limits(difference[1:], known)
     return {
         "preset": held.presets[at],
         "config_id": held.recipes.config_id[recipe],
         "label": held.recipes.label[recipe],
-        "fitted": int(here.sum()),
+        "fitted": fitted.tried(recipe),
         "predicted": predicted[0],
         "measured": measured[0],
         "difference": difference[0],

@@ -52,7 +52,7 @@ class Law(NamedTuple):
 def why_no_law(points: Sizes) -> str:
     """Empty, or the reason why these points do not determine a law."""
     unknown = 5 - (points.entropy is not None)
-    counts = [len(points.parameters), len(np.unique(points.parameters)), len(np.unique(points.tokens))]
+    counts = [points.distinct, len(np.unique(points.parameters)), len(np.unique(points.tokens))]
     if counts[0] < unknown or min(counts[1:]) < LEAST_SIZES:
         wanted = f"{unknown} presets with {LEAST_SIZES} sizes and {LEAST_SIZES} numbers of tokens"
         return f"too few sizes for a law: it needs {wanted}; here {counts[0]}, {counts[1]} and {counts[2]}"
@@ -108,7 +108,7 @@ def loss_law(runs: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for points in sizes(runs):
         line = dict(zip(GROUP, points.group, strict=True)) | dict.fromkeys([*limited, "misfit"], np.nan)
-        line |= {"presets": len(points.presets), "smallest": points.parameters[0], "largest": points.parameters[-1]}
+        line |= {"presets": points.distinct, "smallest": points.parameters[0], "largest": points.parameters[-1]}
         line["note"] = why_no_law(points)
         if not line["note"]:
             line |= _law_line(points)

@@ -69,8 +69,8 @@ class Sizes(NamedTuple):
     gap: Array
     """Mean paired gap [recipes, R + 1, P], NaN where there is none."""
     noise: Array
-    """Standard deviation of a paired gap [P], pooled over recipes, without what all recipes of a seed share; NaN where
-    none has two seeds."""
+    """Standard deviation of a paired gap [recipes, P], each recipe's own as far as its seeds tell it, without what all
+    recipes of a seed share; NaN where it was not tried, or no recipe has two seeds."""
 
     def at(self, points: NDArray[np.bool_]) -> Sizes:
         """The same of some points."""
@@ -84,8 +84,22 @@ class Sizes(NamedTuple):
             None if self.entropy is None else self.entropy[points],
             self.recipes._replace(seeds=self.recipes.seeds[:, points]),
             self.gap[:, :, points],
-            self.noise[points],
+            self.noise[:, points],
         )
+
+    @property
+    def distinct(self) -> int:
+        """The number of presets: two kinds of card at one preset are two points of one."""
+        return _distinct(self.parameters, self.tokens)
+
+    def tried(self, recipe: int) -> int:
+        """The number of presets at which a recipe was tried."""
+        here = self.recipes.seeds[recipe] > 0
+        return _distinct(self.parameters[here], self.tokens[here])
+
+
+def _distinct(parameters: Array, tokens: Array) -> int:
+    return len(set(zip(parameters.tolist(), tokens.tolist(), strict=True)))
 
 
 def sizes(runs: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Sizes]:
@@ -145,7 +159,7 @@ def _joined(
     )
     luck = [point.spread.shared_error**2 * point.spread.seeds if point.spread else np.nan for point in points]
     shared = _drawn(rng, np.where(of_bf16 > 1, luck, np.nan), of_bf16, resamples)
-    noise = np.full(len(points), np.nan)
+    noise = np.full((len(ids), len(points)), np.nan)
     for i, point in enumerate(points):
         if point.spread is None:
             continue
@@ -154,7 +168,7 @@ def _joined(
         moved = (np.nan_to_num(point.spread.error) * own + shared[:, [i]]).T
         gap[places, :, i] = point.spread.mean[:, None] + np.pad(moved, ((0, 0), (1, 0)))
         seeds[places, i] = count
-        noise[i] = np.sqrt(np.mean(point.spread.error**2 * count))
+        noise[places, i] = point.spread.error * np.sqrt(count)
     first = part.drop_duplicates("config_id").set_index("config_id").reindex(ids)
     entropy = np.array([point.entropy for point in points])
     return Sizes(

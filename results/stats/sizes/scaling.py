@@ -105,7 +105,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     seeds = points.recipes.seeds[recipe]
     here = seeds > 0
     values: dict[str, Array] = {}
-    known = (np.isfinite(points.noise) & (points.seeds > 1))[here]
+    known = (np.isfinite(points.noise[recipe]) & (points.seeds > 1))[here]
     notes = [no_law, "" if known.all() else "one seed at a preset: no limits"]
     power = fit_power(points, recipe)
     if power is None:
@@ -126,7 +126,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
         misfits["misfit_effective"] = _misfit(points, recipe, effective.gap(*at, law.floor)[0])
     elif law is not None:
         notes.append("quantizes nothing" if not any(_free(points, recipe)) else "at fewer presets than factors")
-    line: dict[str, object] = {"presets": int(here.sum()), "seeds": int(seeds[here].min()) if here.any() else 0}
+    line: dict[str, object] = {"presets": points.tried(recipe), "seeds": int(seeds[here].min()) if here.any() else 0}
     for name, draws in values.items():
         line[name] = float(draws[0])
         if len(draws) > 1:
@@ -138,7 +138,7 @@ def fit_effective(points: Sizes, law: Law, recipe: int) -> Effective | None:
     """Factors of one recipe for each draw; None if it was tried at fewer presets than it has factors."""
     free = _free(points, recipe)
     here = points.recipes.seeds[recipe] > 0
-    if here.sum() < sum(free) or not any(free):
+    if points.tried(recipe) < sum(free) or not any(free):
         return None
     first, second = law.terms(points.parameters[here], points.tokens[here])
     floor = law.floor if law.floor.shape[1] == 1 else law.floor[:, here]
@@ -172,11 +172,12 @@ def critical_tokens(points: Sizes, law: Law, recipe: int) -> Array:
 def fit_power(points: Sizes, recipe: int) -> PowerLaw | None:
     """The power law of each draw; None with fewer than two presets. An exponent that nothing tells is NaN."""
     here = points.recipes.seeds[recipe] > 0
-    if here.sum() < 2:
+    tried = points.tried(recipe)
+    if tried < 2:
         return None
     n, r = _logs(points.parameters[here], points.tokens[here])
     varies = [len(np.unique(n.round(3))) > 1, len(np.unique(r.round(1))) > 1]
-    if sum(varies) + 1 > here.sum() or (all(varies) and abs(np.corrcoef(n, r)[0, 1]) > 0.999):
+    if sum(varies) + 1 > tried or (all(varies) and abs(np.corrcoef(n, r)[0, 1]) > 0.999):
         varies[1] = False
     logs = np.stack([part for part, wanted in zip((n, r), varies, strict=True) if wanted], axis=1)  # [P, K - 1]
 
@@ -210,9 +211,10 @@ def _logs(parameters: Array, tokens: Array) -> tuple[Array, Array]:
 
 
 def _weights(points: Sizes, recipe: int) -> Array:
-    """1 / standard error of the recipe's mean gap [P], with noise that is pooled over recipes; 1 if none is known."""
-    known = np.isfinite(points.noise) & (points.noise > 0)
-    noise = np.where(known, points.noise, np.median(points.noise[known]) if known.any() else 1.0)
+    """1 / standard error of the recipe's mean gap [P]; 1 if no noise is known."""
+    own = points.noise[recipe]
+    known = np.isfinite(own) & (own > 0)
+    noise = np.where(known, own, np.median(own[known]) if known.any() else 1.0)
     found: Array = np.sqrt(points.recipes.seeds[recipe]) / np.maximum(noise, 1e-3 * noise.max())
     return found
 
@@ -220,7 +222,7 @@ def _weights(points: Sizes, recipe: int) -> Array:
 def _misfit(points: Sizes, recipe: int, fit: Array) -> float:
     here = points.recipes.seeds[recipe] > 0
     off = (points.gap[recipe][0] - fit) * _weights(points, recipe)
-    return float(np.sqrt(np.mean(off[here] ** 2))) if np.isfinite(points.noise).any() else np.nan
+    return float(np.sqrt(np.mean(off[here] ** 2))) if np.isfinite(points.noise[recipe]).any() else np.nan
 
 
 def _linear(design: Array, target: Array, weight: Array) -> Array:

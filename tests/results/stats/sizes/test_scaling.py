@@ -151,3 +151,46 @@ def test_intervals_cover_the_truth():
                 for low, true, high in told[[f"{name}_low", f"{name}_true", f"{name}_high"]].to_numpy()
             ]
     assert np.mean(hits) > 0.84
+
+
+def test_one_preset_on_two_kinds_of_card_is_one():
+    """Two points of a fit, and no second size."""
+    runs, _ = study()
+    alone = runs[runs["preset"].eq("10M")]
+    twice = pd.concat([alone, alone.assign(device_class="another", seed=alone["seed"] + 10)], ignore_index=True)
+    lines = scaling(twice)
+    assert lines["presets"].eq(1).all()
+    assert lines["note"].str.contains("fewer than two presets").all()
+    assert loss_law(twice)["presets"].item() == 1
+    three = runs[runs["preset"].isin(["0.4M", "10M", "30M"])]
+    more = pd.concat([three, twice[twice["device_class"].eq("another")]], ignore_index=True)
+    assert loss_law(more)["note"].item().startswith("too few sizes for a law: it needs 4 presets")
+
+
+def test_a_noisy_recipe_does_not_weigh_on_the_others_fits():
+    """Its noise at one size says nothing of theirs there."""
+    runs, _ = study()
+    rng = np.random.default_rng(1)
+    like = runs[runs["config_id"].eq(f"{0:016x}")]
+    noisy = [
+        like.assign(
+            config_id=f"noisy {i:010x}",
+            val_loss=like["val_loss"] * np.exp(np.where(like["preset"].eq("1M"), rng.normal(0, 0.2, len(like)), 0)),
+        )
+        for i in range(3)
+    ]
+    before = scaling(runs).set_index("config_id")
+    after = scaling(pd.concat([runs, *noisy], ignore_index=True)).set_index("config_id").loc[before.index]
+    assert after["eff_n"].to_numpy() == pytest.approx(before["eff_n"].to_numpy(), rel=0.03)
+    assert after["eff_d"].to_numpy() == pytest.approx(before["eff_d"].to_numpy(), rel=0.03)
+
+
+def test_the_nearest_preset_is_that_of_as_many_tokens_a_parameter():
+    """Of the two of 10M that of 5, as the size that is foretold has; without it the other."""
+    runs, _ = study(noise=1e-7, common=1e-7)
+    losses = runs.groupby(["config_id", "preset"])["val_loss"].mean().unstack()
+    for gone, taken in (("", "10M"), ("10M", "10M-long")):
+        found = extrapolation(runs[runs["preset"].ne(gone)]).set_index("config_id")
+        found = found[found["model"].eq("nearest")]
+        gaps = np.log(losses[taken] / losses.loc["bf16", taken])
+        assert found["predicted"].to_numpy() == pytest.approx(gaps[found.index].to_numpy(), abs=1e-6)
