@@ -9,7 +9,7 @@ from torch import Tensor
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.kernels.dispatch import OPERATIONS, refusals
 from fp4dse.kernels.ops.messages import packed, placed, row_bytes
-from tests.kernels.comparing import randn, same, take_kernels
+from tests.kernels.comparing import Operators, randn, same, take_kernels
 
 FUSED = ["mxfp4", "mxfp4-ceil", "mxfp4-rceil", "mxfp4-even", "fp8-1x128", "bf16"]
 OTHERS = ["fp8-row", "mxfp8", "none"]
@@ -190,15 +190,3 @@ class Counted:
     def __getitem__(self, programs):
         self.launched.append(programs)
         return self.kernel[programs]
-
-
-class Operators(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the names of torch's operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
-        self.names.append(function._schema.name.partition("::")[2])
-        return function(*args, **(kwargs or {}))
