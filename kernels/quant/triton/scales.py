@@ -54,7 +54,8 @@ def scales_kernel(
     tensor_amax = amax
     if amax_ptr is not None:
         tensor_amax = tl.load(amax_ptr + factor, mask, 0.0)
-    inv_val_max, target = tl.load(f + _INV_VAL_MAX), tl.broadcast_to(tl.load(f + _TENSOR_TARGET), (TILE,))
+    inv_val_max = tl.load(f + _INV_VAL_MAX)
+    target = tl.broadcast_to(tl.load(f + _TENSOR_TARGET), (TILE,))
     enc = tensor_factor(target, tensor_amax, inv_val_max)
     inv_enc = tl.div_rn(1.0, enc)
     usual = usual_scales(f, i, tl.load(f + _ELEM_PMIN), inverse_of_power(tl.load(f + _ELEM_ULPS)))
