@@ -28,6 +28,7 @@ WITH_MORE = {
     "kernels/quant/triton/operators.py:_both": _OPERATOR,
     "kernels/quant/triton/operators.py:_through": _OPERATOR,
     "kernels/quant/triton/by_scales.py:_elements": _OPERATOR,
+    "kernels/quant/triton/by_scales.py:_scales": _OPERATOR,
     "kernels/ops/attention/kernels.py:_maxima_and_sums": _HELPER,
     "kernels/ops/attention/kernels.py:_outputs": _HELPER,
     "kernels/ops/attention/kernels.py:_toward_keys": _HELPER,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp4dse.kernels.dispatch import OPERATIONS
 
@@ -49,3 +50,15 @@ def comparer(place, monkeypatch, *operations: str) -> Callable:
         return found
 
     return compare
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of torch's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        self.names.append(function._schema.name.partition("::")[2])
+        return function(*args, **(kwargs or {}))

@@ -45,10 +45,10 @@ def names(listing: str) -> list[str]:
 
 
 def cases() -> Iterator[Case]:
-    """What is in use, then the ways of `conversion_variants` but those that are launched alike or are loops."""
+    """What is in use, then the ways of `conversion_variants`."""
     codes, scales = (torch.zeros(1, EDGE, EDGE // n, dtype=torch.uint8) for n in (2, 32))
     rows = mxfp4._TO_FP8["ROWS"] * 128
-    yield Case("mxfp4 to fp8 of columns, in use", 4096, lambda: mxfp4.columns_to_fp8(codes, scales))
+    yield Case("mxfp4 to fp8 of columns, in use", 8192, lambda: mxfp4.columns_to_fp8(codes, scales))
     yield Case("mxfp4 to fp8, in use", rows, lambda: mxfp4.to_fp8(codes, scales))
     x, number = torch.zeros(EDGE, EDGE), torch.arange(EDGE)
     for q in (QUANTIZERS["mxfp4"], QUANTIZERS["fp8-1x128"], Quantizer(element="bf16")):
@@ -56,10 +56,9 @@ def cases() -> Iterator[Case]:
         tile = messages._HOW["TILE"]
         yield Case(f"rows to {q.label()}", tile, lambda q=q: messages.packed(x, number, q, 2))
         yield Case(f"{q.label()} to rows", tile, lambda q=q, m=message: messages.placed(m, number, EDGE, q))
-    for how in conversion_variants.ways():
-        if how["REPEAT"] == 1 and not how["TMA"] and not how["STORE"] and how["GROUP"] > EDGE:
-            way = conversion_variants.name(how)
-            yield Case(way, 4096 * how["BLOCKS"], lambda how=how: conversion_variants.columns(codes, scales, how))
+    for way in conversion_variants.ways():
+        numbers = 4096 * way.how.get("BLOCKS", 2) if way.columns else 128 * way.how["ROWS"]
+        yield Case(way.name(), numbers, lambda way=way: way.call(codes, scales))
 
 
 def main() -> None:

@@ -6,12 +6,13 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, Recipe
 from fp4dse.dse.rounding import Ema, Stochastic
-from fp4dse.dse.scale import One, TensorScale
+from fp4dse.dse.scale import BF16, E4M3, FP32, UE5M3, One, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.operand.state import EMA_STEPS
 from fp4dse.kernels.quant.triton.by_scales import by_scales
+from tests.kernels.comparing import Operators
 
 
 def changed(name, **fields):
@@ -34,6 +35,24 @@ CASES = {
     "soft maxima": changed("nvfp4", scaling="softmax"),
     "blocks of 8": changed("nvfp4", block=8),
     "blocks of 8 by chance": changed("mxfp4", block=8, rounding=Stochastic()),
+    "row factors, stored by chance": msgspec.structs.replace(
+        stored_by_chance("nvfp4"), tensor_scale=TensorScale(over="row")
+    ),
+    **{f"{type(scale).__name__} of 8": changed("nvfp4", block=8, scale=scale) for scale in (BF16(), FP32(), UE5M3())},
+    **{
+        f"e4m3, {rounding}, {convention}, hybrid {hybrid}, zero {zero}": changed(
+            "nvfp4",
+            block=8,
+            scale=E4M3(rounding=rounding, convention=convention, hybrid=hybrid, zero=zero),
+            tensor_scale=TensorScale(over="row"),
+        )
+        for rounding, convention, hybrid, zero in [
+            ("up", "decode", False, "keep"),
+            ("nearest", "encode", False, "min"),
+            ("nearest", "encode", True, "one"),
+            ("up", "decode", True, "min"),
+        ]
+    },
     "moving average": changed("mxfp4", rounding=Ema(beta=0.9)),
 }
 
@@ -96,11 +115,27 @@ def test_the_moving_average_decides_some_elements(place, monkeypatch):
     assert not torch.equal(*values)
 
 
-def test_the_operator_is_sound(place):
+@pytest.mark.parametrize("name", ["fp8-1x128", "fp8-128x128", "fp8-row", "fp8"])
+def test_maxima_scales_and_elements_are_an_operator_each(place, name):
+    """Launches that take longer than what they do are most of a small step's time."""
+    of = LaneNumerics([Recipe.uniform(QUANTIZERS[name])] * 2, (0, 1), place.device).slots["fprop.w"].quantizers
+    x = of.cut(torch.randn(2, 256, 256, device=place.device))
+    keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
+    factors = of.first.factors(256, 256)
+    with Operators() as seen:
+        by_scales(x, Call(x.shape[2], *of.tables, of.features, *keys), torch.bfloat16, factors=factors)
+    assert [name for name in seen.names if name not in ("empty", "select")] == ["aminmax", "scales", "elements"]
+
+
+def test_the_operators_are_sound(place):
     x, scale = torch.randn(2, 3, 40, device=place.device), torch.ones(2, 3, device=place.device)
     recipe = Recipe.uniform(QUANTIZERS["fp8"])
     of = LaneNumerics([recipe] * 2, (0, 1), place.device).slots["fprop.x"].quantizers
     keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
     call = Call(40, *of.tables, of.features, *keys)
-    arguments = x, scale, scale, None, torch.bfloat16, *call[:3], list(call.features), *call[4:]
+    of_call = *call[:3], list(call.features), *call[4:]
+    arguments = x, scale, scale, None, torch.bfloat16, *of_call
     torch.library.opcheck(torch.ops.fp4dse.elements, arguments, test_utils=["test_schema", "test_faketensor"])
+    for amax in (None, scale[:, :1]):
+        arguments = -scale, scale, amax, *of_call
+        torch.library.opcheck(torch.ops.fp4dse.scales, arguments, test_utils=["test_schema", "test_faketensor"])

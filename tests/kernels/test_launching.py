@@ -115,6 +115,18 @@ def test_the_largest_operands_fit_their_launch_grids(meta, shape, columns):
         assert max(second, third) <= OTHERS
 
 
+def test_rows_that_are_converted_to_columns_fit_the_launch_grid_or_are_refused(meta):
+    from fp4dse.kernels.ops.mxfp4 import triton as mxfp4
+
+    def convert(rows):
+        mxfp4.columns_to_fp8(empty(2, rows, 16, dtype=torch.uint8), empty(2, rows, 1, dtype=torch.uint8))
+
+    convert(LONG)
+    assert meta == [(1, LONG // 128, 2)]
+    with pytest.raises(ValueError, match=r"launch grid: found 1 × 65,536 × 2 programs"):
+        convert(128 * OTHERS + 1)
+
+
 @pytest.fixture
 def all_large(monkeypatch):
     """Every lane is one of 2^30 elements or more."""

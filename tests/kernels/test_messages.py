@@ -9,7 +9,7 @@ from torch import Tensor
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.kernels.dispatch import OPERATIONS, refusals
 from fp4dse.kernels.ops.messages import packed, placed, row_bytes
-from tests.kernels.comparing import randn, same, take_kernels
+from tests.kernels.comparing import Operators, randn, same, take_kernels
 
 FUSED = ["mxfp4", "mxfp4-ceil", "mxfp4-rceil", "mxfp4-even", "fp8-1x128", "bf16"]
 OTHERS = ["fp8-row", "mxfp8", "none"]
@@ -37,10 +37,31 @@ def edges(width: int) -> Tensor:
 
 
 def of_one_nan(message: Tensor, width: int, q: Quantizer) -> Tensor:
-    """The message with one code for NaN in FP8, which has two: the definition's follows the CPU."""
+    """The message with one code for NaN in FP8, which has two, and in BF16, which has 254: rounding to BF16 writes
+    0xFFFF on a CPU and 0x7FFF on a GPU."""
+    if q.element == "bf16":
+        codes = message.contiguous().view(torch.int16)
+        return torch.where(codes & 0x7FFF > 0x7F80, 0x7FFF, codes).to(torch.int16).view(torch.uint8)
     end = -(-width // 128) * 128 if q.element == "e4m3" else 0
     is_nan = (message & 0x7F == 0x7F) & (torch.arange(message.shape[1]) < end)
     return torch.where(is_nan, 0x7F, message)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp8-1x128", torch.float8_e4m3fn), ("bf16", torch.bfloat16)])
+def test_every_code_of_nan_counts_as_one_and_every_other_code_as_itself(name, dtype):
+    """Of FP8 the factors behind the codes have bytes of all kinds, and no NaN."""
+    integers = torch.uint8 if dtype.itemsize == 1 else torch.int16
+    codes = torch.arange(256**dtype.itemsize).to(integers).view(-1, 256)
+    factors = torch.empty(len(codes), 0, dtype=torch.uint8) if name == "bf16" else torch.full((len(codes), 8), 0x7F)
+    message = torch.cat([codes.view(torch.uint8), factors.to(torch.uint8)], 1)
+    found = of_one_nan(message, 256, quantizer(name))
+    assert torch.equal(found[:, 256 * dtype.itemsize :], factors)
+    one = found[:, : 256 * dtype.itemsize].contiguous().view(integers)
+    is_nan = codes.view(dtype).isnan()
+    assert torch.equal(one.view(dtype).isnan(), is_nan)
+    assert torch.equal(one[~is_nan], codes[~is_nan])
+    assert len(codes[is_nan].unique()) == (254 if name == "bf16" else 2)
+    assert len(one[is_nan].unique()) == 1
 
 
 def by_definition(monkeypatch, function, *arguments):
@@ -169,15 +190,3 @@ class Counted:
     def __getitem__(self, programs):
         self.launched.append(programs)
         return self.kernel[programs]
-
-
-class Operators(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the names of torch's operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
-        self.names.append(function._schema.name.partition("::")[2])
-        return function(*args, **(kwargs or {}))

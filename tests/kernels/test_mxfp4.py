@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,7 +142,7 @@ def test_every_fp8_number_is_rounded_to_mxfp4_once(dtype):
     blocks[:, :, 1] = torch.minimum(torch.cat([finite, finite[:1]])[None], largest[:, :, 1])
     blocks[:, :, 2] = blocks[:, :, 1] | 0x80
     x = blocks.reshape(1, len(finite), -1)
-    x = torch.nn.functional.pad(x, (0, -x.shape[2] % 128)).view(dtype)
+    x = F.pad(x, (0, -x.shape[2] % 128)).view(dtype)
     factor = torch.full((1, len(finite), x.shape[2] // 128), 0.25)
     codes, scales = mxfp4.from_fp8(x, factor)
     values = x.float() / 4
@@ -160,7 +161,7 @@ def test_a_second_rounding_moves_an_element_by_a_sixteenth_of_its_blocks_largest
     codes, scales = operand(1, 32 * tall - seed % 5, 64, spread, seed)
     once = decoded(codes, scales).mT
     twice = decoded(*mxfp4.to_columns(codes, scales))
-    once = torch.nn.functional.pad(once, (0, -once.shape[2] % 32)).unflatten(2, (-1, 32))
+    once = F.pad(once, (0, -once.shape[2] % 32)).unflatten(2, (-1, 32))
     twice = twice.unflatten(2, (-1, 32))
     amax = once.abs().amax(-1, keepdim=True)
     new = torch.exp2(torch.floor(torch.log2(amax.clamp(min=2.0**-120))) - 2)
@@ -195,8 +196,8 @@ def test_what_is_rounded_twice_is_near_what_is_rounded_once():
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
-SHAPES = [(1, 128, 128), (1, 130, 160), (3, 1, 32), (2, 31, 64)]
-"""A whole tile, more than whole tiles, and less than a block."""
+SHAPES = [(1, 128, 128), (2, 256, 192), (1, 130, 160), (1, 128, 96), (3, 1, 32), (2, 31, 64)]
+"""Whole tiles, more than whole tiles along both axes and along one, and less than a tile or a block."""
 
 
 def special(lanes: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -222,6 +223,32 @@ KERNELS = ["to_fp8", "columns_to_fp8", "to_columns", "from_fp8"]
 def test_kernels_have_the_bits_of_the_definition(place, name, shape):
     operands = special(*shape)
     compare(place, name, mxfp4.to_fp8(*operands)[:2] if name == "from_fp8" else operands)
+
+
+TOP, DISTANCES = 140, 28
+
+
+def every_byte() -> tuple[Tensor, Tensor]:
+    """Codes and scales of five tiles. Four have every byte, at every place of a word, in blocks of each distance from
+    their tile's largest scale, from 0 to 26, and at the 28th under NaN's. The first and the last have blocks of zeros
+    under larger scales, the last in some columns nothing else."""
+    number = torch.arange(4 * 127).view(4, 127)
+    distance = F.pad(number % DISTANCES, (1, 0)).flatten()
+    start = F.pad(number // DISTANCES, (1, 0)).flatten()[:, None]
+    codes = (start % 4 * 64 + torch.arange(64) + start // 4) % 256
+    rows = zip(distance.tolist(), codes.tolist(), strict=True)
+    found = {(far, n % 4, byte) for far, line in rows for n, byte in enumerate(line)}
+    assert len(found) == DISTANCES * 4 * 256
+    scales = torch.where((distance == DISTANCES - 1)[:, None], NAN, TOP - distance[:, None]).repeat(1, 4)
+    codes[90], scales[90] = 0, 254
+    zeros, large = torch.zeros(128, 64, dtype=torch.int64), torch.arange(127, 255)[:, None].repeat(1, 4)
+    zeros[5, :32] = 3
+    return torch.cat([codes, zeros])[None].to(torch.uint8), torch.cat([scales, large])[None].to(torch.uint8)
+
+
+@dtypes
+def test_the_kernel_of_columns_has_the_bits_of_the_definition_for_every_byte_under_every_scale(place, dtype):
+    compare(place, "columns_to_fp8", every_byte(), dtype)
 
 
 @pytest.mark.parametrize("name", KERNELS[:2])

@@ -2,8 +2,8 @@
 
     codes to FP8   a table has FP8's codes of E2M1's eight magnitudes for each exponent, 8 bytes. A code without its
                    sign is the number of a byte therein: PRMT takes four of them at once, another one their signs
-    to columns     a program has a tile of 128 × 128: four rows to a thread, whose 4 × 4 bytes PRMT transposes, so that
-                   words of four numbers go through shared memory and lines of 128 bytes are written
+    to columns     a program has a tile of 128 rows. In FP8 a thread has eight rows of a block, whose 4 × 4 bytes PRMT
+                   transposes: nothing goes through shared memory, and 16 threads write a line of 128 bytes
     FP8 to codes   FP8's numbers rise with their codes. E2M1's code is the number of thresholds that are reached, seven
                    for each distance from the block's largest; a word's four codes are compared at once
 
@@ -24,14 +24,14 @@ from fp4dse.kernels.ops.mxfp4 import BLOCK, E4M3, NAN, ONE, TILE, Fp8, e2m1_step
 from fp4dse.kernels.quant.triton.numbers import permuted, prmt
 
 _NAN, _ONE = tl.constexpr(NAN), tl.constexpr(ONE)
+_SIGNS = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
 _MOST = tl.constexpr(NAN - 3)
 """The largest scale of a block of FP32 numbers: that of those from 2^127 on, which are 4 to 8 times as large."""
 _TO_FP8 = {"ROWS": 16, "num_warps": 1, "enable_fp_fusion": False}
-_TO_FP8_COLUMNS = {"BLOCKS": 1, "num_warps": 1, "enable_fp_fusion": False}
+_TO_FP8_COLUMNS = {"num_warps": 1, "enable_fp_fusion": False}
 _TO_COLUMNS = {"num_warps": 4, "enable_fp_fusion": False}
 _FROM_FP8 = {"ROWS": 32, "num_warps": 1, "enable_fp_fusion": False}
-"""Arguments of launches: rows of 128 numbers, or blocks across, of a program. The fastest of 65 measured on one H200
-(docs/log.md)."""
+"""Arguments of launches: rows of 128 numbers of a program. The fastest that were measured (docs/log.md)."""
 
 
 @triton.jit
@@ -124,6 +124,30 @@ def _transposed(a, b, c, d):
 
 
 @triton.jit
+def _none():
+    """A tuple that grows."""
+    return ()
+
+
+@triton.jit
+def _quarters(words):
+    """The four words of each block."""
+    odd, even = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], 2, 2)))
+    first, third = tl.split(odd)
+    second, fourth = tl.split(even)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _eight(word, low, high):
+    """The bytes of a table of 8 of a word's codes of even and of odd number, with their signs. Those of the one half
+    are in their place, those of the other 4 bits below."""
+    magnitudes = word & 0x77777777
+    a, b = permuted(low, high, magnitudes), permuted(low, high, magnitudes >> 16)
+    return prmt(a, b, 0x6420) | word << 4 & _SIGNS, prmt(a, b, 0x7531) | word & _SIGNS
+
+
+@triton.jit
 def _columns_to_fp8_kernel(
     codes_ptr,
     scales_ptr,
@@ -133,46 +157,65 @@ def _columns_to_fp8_kernel(
     outside_ptr,
     rows,
     blocks,
-    across,
     FIRST: tl.constexpr,
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    """A tile of 128 rows and BLOCKS blocks of one lane; those beside each other share sectors. across: of a row."""
-    number, lane = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
-    tiles = tl.num_programs(0) // across  # of a column
-    block = tl.program_id(0) % across * BLOCKS + tl.arange(0, BLOCKS)
-    codes_ptr += lane * rows * blocks * 4
-    scales_ptr += lane * rows * blocks
-    row = number.to(tl.int64) * 128 + tl.arange(0, 32) * 4
-    words_a, scale_a, counting_a = _blocks(codes_ptr, scales_ptr, row, rows, block, blocks)
-    words_b, scale_b, counting_b = _blocks(codes_ptr, scales_ptr, row + 1, rows, block, blocks)
-    words_c, scale_c, counting_c = _blocks(codes_ptr, scales_ptr, row + 2, rows, block, blocks)
-    words_d, scale_d, counting_d = _blocks(codes_ptr, scales_ptr, row + 3, rows, block, blocks)
-    top = tl.maximum(tl.maximum(counting_a, counting_b), tl.maximum(counting_c, counting_d))
-    tile = _tile_of(tl.reduce(top, 0, higher), HIGHEST)[None, :]
-    low_a, high_a = _bytes(words_a, scale_a, tile, table_ptr, FIRST, HIGHEST)
-    low_b, high_b = _bytes(words_b, scale_b, tile, table_ptr, FIRST, HIGHEST)
-    low_c, high_c = _bytes(words_c, scale_c, tile, table_ptr, FIRST, HIGHEST)
-    low_d, high_d = _bytes(words_d, scale_d, tile, table_ptr, FIRST, HIGHEST)
-    low_0, low_1, low_2, low_3 = _transposed(low_a, low_b, low_c, low_d)
-    high_0, high_1, high_2, high_3 = _transposed(high_a, high_b, high_c, high_d)
-    even = tl.join(tl.join(low_0, high_0), tl.join(low_2, high_2))
-    odd = tl.join(tl.join(low_1, high_1), tl.join(low_3, high_3))
-    # in order of half, bit 1 and bit 0 of the number
-    columns = tl.trans(tl.reshape(tl.join(even, odd), (32, BLOCKS * 32)))
-    column = (tl.program_id(0) % across) * BLOCKS * 32 + tl.arange(0, BLOCKS * 32)
-    inside = column < blocks * 32
-    at = (lane * blocks * 32 + column) * tiles + number
-    tl.store(out_ptr + at[:, None] * 32 + tl.arange(0, 32)[None, :], columns, inside[:, None])
+    """A tile of 128 rows and two blocks of one lane, 8 rows of a block to a thread. WHOLE: no tile is
+    filled in part, and nothing is masked.
+
+    A block that does not count is as one far below: its numbers are zeros. NaN has a row of the table.
+    """
+    number, lane = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    tiles = tl.num_programs(1)  # of a column
+    block, group = tl.program_id(0) * 2 + tl.arange(0, 2), tl.arange(0, 16)
+    begin = (lane * rows + number * 128) * blocks
+    codes_ptr += begin * 4
+    scales_ptr += begin
+    at, left = group[:, None] * 8 * blocks + block[None, :], rows - number * 128
+    here = WHOLE | (block < blocks)
+    words, scales, counting = _none(), _none(), _none()
+    top, bottom = tl.full((16, 2), -1, tl.int32), tl.full((16, 2), -255, tl.int32)
+    for row in tl.static_range(8):
+        inside = WHOLE | (group * 8 + row < left)[:, None] & here[None, :]
+        place = at + row * blocks
+        word = tl.load(codes_ptr + place[:, :, None] * 4 + tl.arange(0, 4)[None, None, :], inside[:, :, None], 0)
+        words += (word,)
+        scales += (tl.load(scales_ptr + place, inside, 0).to(tl.int32),)
+    for row in tl.static_range(8):
+        counts = (tl.reduce(words[row] & 0x77777777, 2, higher) > 0) & (scales[row] != _NAN)
+        counting += (tl.where(counts, scales[row], -1),)
+        top = tl.maximum(top, counting[row])
+        bottom = tl.maximum(bottom, tl.where(counts, -scales[row], -255))
+    tile = _tile_of(tl.reduce(top, 0, higher), HIGHEST)
+    lows, highs, parts = _none(), _none(), _none()
+    for row in tl.static_range(8):
+        line = tl.maximum(counting[row] - (tile + FIRST)[None, :], 0)
+        line = tl.where(scales[row] == _NAN, HIGHEST + 1 - FIRST, line)
+        low, high = tl.split(tl.load(table_ptr + (2 * line)[:, :, None] + tl.arange(0, 2)[None, None, :]))
+        lows += (low,)
+        highs += (high,)
+        parts += _quarters(words[row])
+    out_ptr += ((lane * blocks + block) * 32 * tiles + number)[None, :] * 32 + group[:, None] * 2
+    for word in tl.static_range(4):
+        columns = _none()  # words of rows 0 to 3: of columns 0, 2, 4, 6, 1, 3, 5, 7; then those of rows 4 to 7
+        for four in tl.static_range(2):
+            even_a, odd_a = _eight(parts[16 * four + word], lows[4 * four], highs[4 * four])
+            even_b, odd_b = _eight(parts[16 * four + 4 + word], lows[4 * four + 1], highs[4 * four + 1])
+            even_c, odd_c = _eight(parts[16 * four + 8 + word], lows[4 * four + 2], highs[4 * four + 2])
+            even_d, odd_d = _eight(parts[16 * four + 12 + word], lows[4 * four + 3], highs[4 * four + 3])
+            columns += _transposed(even_a, even_b, even_c, even_d)
+            columns += _transposed(odd_a, odd_b, odd_c, odd_d)
+        for column in tl.static_range(8):
+            there = out_ptr + (word * 8 + column) * tiles * 32
+            two = tl.join(columns[column // 2 + column % 2 * 4], columns[column // 2 + column % 2 * 4 + 8])
+            tl.store(there[:, :, None] + tl.arange(0, 2)[None, None, :], two, here[None, :, None])
     of_tile = (lane * tiles + number) * blocks + block
-    factor = tl.broadcast_to(tl.trans(_power(tile)), (BLOCKS, 32))
-    places = of_tile[:, None] * 32 + tl.arange(0, 32)[None, :]
-    tl.store(factor_ptr + places, factor, (block < blocks)[:, None])
-    below = _below(counting_a, tile, LOWEST) | _below(counting_b, tile, LOWEST)
-    below |= _below(counting_c, tile, LOWEST) | _below(counting_d, tile, LOWEST)
-    tl.store(outside_ptr + of_tile, tl.reduce(below, 0, higher).to(tl.uint8), block < blocks)
+    factor = tl.broadcast_to(_power(tile)[:, None], (2, 32))
+    tl.store(factor_ptr + of_tile[:, None] * 32 + tl.arange(0, 32)[None, :], factor, here[:, None])
+    below = (-tl.reduce(bottom, 0, higher) - tile < LOWEST).to(tl.uint8)
+    tl.store(outside_ptr + of_tile, below, here)
 
 
 @triton.jit
@@ -275,17 +318,18 @@ def to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
 
 
 def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
-    """`mxfp4.columns_to_fp8`; the factors of a tile lie beside each other."""
+    """`mxfp4.columns_to_fp8` of up to 8,388,480 rows a lane; the factors of a tile lie beside each other."""
     lanes, rows, blocks = scales.shape
-    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, _TO_FP8_COLUMNS["BLOCKS"])
+    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, 2)
     table, constants = _fp8_table(dtype, codes.device)
     values = codes.new_empty(lanes, blocks * BLOCK, tiles * TILE)
     factor = values.new_empty(lanes, tiles, blocks * BLOCK, dtype=torch.float32)
     outside = values.new_empty(lanes, tiles, blocks, dtype=torch.bool)
     inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
     outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
-    programs = launch_grid(tiles * across, lanes)
-    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, across, **constants, **_TO_FP8_COLUMNS)
+    programs = launch_grid(across, tiles, lanes)
+    how = constants | {"WHOLE": rows % TILE == 0 and blocks % 2 == 0} | _TO_FP8_COLUMNS
+    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, **how)
     return Fp8(values.view(dtype), factor.mT, outside.mT)
 
 

@@ -123,7 +123,7 @@ class LaneQuantizers:
         return call if amax is None else call._replace(tensor_amax=amax)
 
     def call_for_blocks(self, cut: Tensor, use: Use) -> Call:
-        """The same for blocks [L, n, B] whose scales the reference makes."""
+        """The same for blocks [L, n, B] whose scales are made before their elements."""
         amax = self.maxima(self.state, lambda: tensor_maxima(cut)[:, 0], use)
         return self.call(cut.shape[2], use, amax)
 

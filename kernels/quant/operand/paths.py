@@ -210,7 +210,7 @@ PATHS = {
         _blocks,
     ),
     "by-scales": Path(
-        "other blocks and codecs; on a GPU the reference makes their scales",
+        "other blocks and codecs; on a GPU their scales are made before their elements",
         lambda backend: ", ".join(backend.scale_codecs) if backend.by_scales else "",
         lambda of, *_: of.why_not_by_scales,
         _by_scales,

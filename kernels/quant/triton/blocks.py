@@ -86,7 +86,8 @@ def pair_maximum(word):
 
 
 @triton.jit
-def _tensor_factor(target, amax, inv_val_max):
+def tensor_factor(target, amax, inv_val_max):
+    """The encode factor of tensors with these maxima; 1 without a target."""
     bound = tl.div_rn(_FLT_MAX, tl.maximum(2 * inv_val_max, 1.0))
     wanted = tl.maximum(tl.minimum(tl.div_rn(target, amax), bound), _FLT_MIN)
     return tl.where((target > 0) & (amax > 0), wanted, 1.0)
@@ -97,6 +98,21 @@ def _exact_factor(target, amax):
     """The decode factor of `codecs.exact`."""
     quotient = (amax.to(tl.float64) / target.to(tl.float64)).to(tl.float32)
     return tl.where((target > 0) & (amax > 0), tl.minimum(tl.maximum(quotient, _SMALLEST), _FLT_MAX), 1.0)
+
+
+@triton.jit
+def usual_scales(f, i, pmin, inv_ulps):
+    """The numbers that usual scales take of a lane's row, f and i; pmin, inv_ulps: of its elements."""
+    return (
+        tl.load(i + _FLOAT_SCALE),
+        tl.load(f + _SCALE_PMIN),
+        inverse_of_power(tl.load(f + _SCALE_ULPS)),
+        tl.load(f + _SCALE_MAX),
+        tl.load(f + _SCALE_ZERO),
+        tl.load(i + _E8M0_CARRY),
+        tl.load(i + _E8M0_OFFSET),
+        least_exponent(pmin, inv_ulps),
+    )
 
 
 @triton.jit
@@ -121,16 +137,7 @@ def numbers_of(
     inv_val_max = tl.load(f + _INV_VAL_MAX)
     inv_ulps = inverse_of_power(tl.load(f + _ELEM_ULPS))
     element = tl.load(f + _ELEM_PMIN), inv_ulps, tl.load(f + _ELEM_MAX), tl.load(f + _PRESCALE)
-    usual = (
-        tl.load(i + _FLOAT_SCALE),
-        tl.load(f + _SCALE_PMIN),
-        inverse_of_power(tl.load(f + _SCALE_ULPS)),
-        tl.load(f + _SCALE_MAX),
-        tl.load(f + _SCALE_ZERO),
-        tl.load(i + _E8M0_CARRY),
-        tl.load(i + _E8M0_OFFSET),
-        least_exponent(element[0], inv_ulps),
-    )
+    usual = usual_scales(f, i, element[0], inv_ulps)
     key = tl.load(seeds_ptr + lane), stream, tl.load(step_ptr), site
     draws = tl.load(i + _STOCHASTIC), tl.load(i + _RANDOM_SHIFT), key
     enc = inv_val_max * 0.0 + 1.0
@@ -138,7 +145,7 @@ def numbers_of(
     limit = enc * _INF
     if TENSOR_SCALE:
         target, tensor_amax = tl.load(f + _TENSOR_TARGET), tl.load(amax_ptr + lane)
-        enc = _tensor_factor(target, tensor_amax, inv_val_max)
+        enc = tensor_factor(target, tensor_amax, inv_val_max)
         inv_enc = _exact_factor(target, tensor_amax) if CODEC == "exact" else tl.div_rn(1.0, enc)
         limit = tl.where((tensor_amax < _INF) | (target == 0), _INF, 0.0)
     dec = inv_enc * tl.load(f + _POSTSCALE)

@@ -1,6 +1,6 @@
 """Elements by given scales, on a GPU: for blocks as long as a row or a tensor, and what else the operand kernel lacks.
 
-Scales are few; the reference makes them. What is left, one read and one write of the operand, is done here, with the
+Scales are few, and made before (scales.py). What is left, one read and one write of the operand, is done here, with the
 bits of `grid.round_elements` and `codecs.radix4` and the random bits of `philox.random16`.
 """
 

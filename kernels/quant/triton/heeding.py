@@ -11,6 +11,7 @@ from functools import cache
 
 from fp4dse.kernels.quant.reading import columns_read
 from fp4dse.kernels.quant.spec.codecs import SCALES
+from fp4dse.kernels.quant.spec.codecs.block import general_scales
 from fp4dse.kernels.quant.spec.reference import with_numbers
 from fp4dse.kernels.quant.triton.features import Features
 
@@ -32,7 +33,11 @@ def heeded(codec: str, features: Features) -> frozenset[str]:
 
 @cache
 def heeded_by_scales(codec: str, features: Features) -> frozenset[str]:
-    """The same of `by_scales`, whose scales are the reference's."""
-    from fp4dse.kernels.quant.triton.elements import compiled_for, elements_kernel
+    """The same of `by_scales`, whose scales a kernel or the reference makes."""
+    from fp4dse.kernels.quant.triton import elements, scales
 
-    return columns_read(with_numbers, SCALES[codec]) | columns_read(elements_kernel, **compiled_for(codec, features))
+    read = columns_read(elements.elements_kernel, **elements.compiled_for(codec, features))
+    if SCALES[codec] is not general_scales:
+        return read | columns_read(with_numbers, SCALES[codec])
+    by_chance = {"scale_stochastic"}  # then it is the reference
+    return read | by_chance | columns_read(scales.scales_kernel, **scales.compiled_for(features))
