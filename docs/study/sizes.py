@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from cells import gap, interval
-from scipy.stats import ttest_ind
+from cells import gap
 
 from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.results import summarize
-from fp4dse.results.stats.estimates.intervals import holm
 from fp4dse.results.stats.estimates.spread import spread_over_seeds
 from fp4dse.results.stats.paired import by_seed, rows_at_best_lr
 from fp4dse.results.stats.sizes.agreement import Ranked, agreement, agreement_with_fewer_seeds, compared, published
-from fp4dse.results.stats.sizes.extrapolation import extrapolation
-from fp4dse.results.stats.sizes.scaling import scaling
 from fp4dse.results.text.ratios import change_with_range
 
 HERE = Path(__file__).parent
-SCALE = range(30, 34)
-"""Seeds of stage *scale*."""
-GROWTHS = ("0.4M", "10M"), ("10M", "30M")
-"""Sizes that are held against one another."""
-LAW_PRESETS = 4
-"""What a law of the loss needs where the text's entropy is known."""
-FLOOR = ("added_floor", "added_floor_low", "added_floor_high")
 
 
 def one_machine(runs: pd.DataFrame) -> pd.DataFrame:
@@ -79,7 +67,7 @@ def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
     found = published(runs)
     mine = found["published"].eq("quartet2") & found["task"].eq("language")
     found = found[mine].sort_values(["group", "published_gap"])
-    here = {preset: f"language:{preset}" for preset in _by_size(found["preset"].unique())}
+    here = {preset: f"language:{preset}" for preset in by_size(found["preset"].unique())}
     rows: dict[str, dict[str, object]] = {}
     for line in found.itertuples():
         row = rows.setdefault(line.scheme, {"group": line.group, "scheme": line.scheme})
@@ -93,7 +81,7 @@ def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for each recipe of `halve.toml` and `quartet2-10M.toml` that two sizes have: its gap at each."""
     lines = summarize(runs[runs["task"].eq("language")])
     lines = lines[lines["config_id"].isin(GROUPS) & lines["gap"].notna()]
-    sizes = _by_size(lines["preset"].unique())
+    sizes = by_size(lines["preset"].unique())
     found = lines.set_index(["config_id", "preset"])
     labels = lines.drop_duplicates("config_id").set_index("config_id")["label"]
     rows = []
@@ -118,7 +106,7 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
         ids, values = by_seed(part, part["gap"])
         gaps[preset] = pd.DataFrame(100 * values, index=ids)
     lines: list[dict[str, object]] = []
-    sizes = _by_size(gaps)
+    sizes = by_size(gaps)
     for (small, large), group in itertools.product(itertools.combinations(sizes, 2), dict.fromkeys(GROUPS.values())):
         both = [n for n, of in GROUPS.items() if of == group and n in gaps[small].index and n in gaps[large].index]
         if len(both) < 3:
@@ -147,110 +135,28 @@ def _reducible(runs: pd.DataFrame) -> list[dict[str, object]]:
     lines = summarize(runs[runs["task"].eq("language")])
     names = lines.loc[lines["preset"].eq("10M") & lines["label"].ne("bf16"), "config_id"]
     found = lines[lines["config_id"].isin(names)].sort_values("overhead")
-    rows = [_at_sizes(of, "gap_reducible") for _, of in found.groupby("config_id", sort=False)]
+    rows = [at_sizes(of, "gap_reducible") for _, of in found.groupby("config_id", sort=False)]
     above = runs[runs["task"].eq("language") & runs["is_baseline"].astype(bool)]
     means = above["val_metric"].groupby(above["preset"].astype(str)).mean()
-    return [{"recipe": "BF16, nats a token", **{p: f"{means[p]:.4f}" for p in _by_size(means.index)}}, *rows]
+    return [{"recipe": "BF16, nats a token", **{p: f"{means[p]:.4f}" for p in by_size(means.index)}}, *rows]
 
 
-def _scale(runs: pd.DataFrame, of: str = "gap") -> list[dict[str, object]]:
-    """A row for each recipe of *scale*, the largest gap at 10M first: its gap, or another column, at each size."""
-    lines = summarize(runs)
-    largest = lines[lines["preset"].eq("10M") & lines["label"].ne("bf16")].sort_values("gap", ascending=False)
-    return [_at_sizes(lines[lines["config_id"].eq(name)], of) for name in largest["config_id"]]
-
-
-def _at_sizes(lines: pd.DataFrame, gap: str) -> dict[str, object]:
+def at_sizes(lines: pd.DataFrame, gap: str) -> dict[str, object]:
     """The row of a recipe: one kind of gap at each size. lines: of the recipe alone, of `summarize`."""
     of = lines.set_index("preset")
-    found = {preset: of.loc[preset, [gap, f"{gap}_low", f"{gap}_high"]] for preset in _by_size(of.index)}
+    found = {preset: of.loc[preset, [gap, f"{gap}_low", f"{gap}_high"]] for preset in by_size(of.index)}
     return {"recipe": of["label"].iloc[-1], **{preset: change_with_range(*line) for preset, line in found.items()}}
 
 
-def _shares(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of *scale*: its gap in the loss above the text's entropy at each size, and whether that of
-    10M differs from that of 0.4M, and 30M's from 10M's."""
-    rows = rows_at_best_lr(runs)
-    rows = rows[rows["gap_reducible"].notna() & ~rows["is_baseline"].astype(bool)]
-    of = {preset: by_seed(part, part["gap_reducible"]) for preset, part in rows.groupby("preset", observed=True)}
-    gaps = {preset: dict(zip(ids, values, strict=True)) for preset, (ids, values) in of.items()}
-    labels = rows.drop_duplicates("config_id").set_index("config_id")["recipe_label"].astype(str)
-    names = sorted(gaps["0.4M"], key=lambda name: gaps["10M"][name].mean(), reverse=True)
-    grown = {f"{large} against {small}": _grown(gaps[small], gaps[large]) for small, large in GROWTHS}
-    out = []
-    for name in names:
-        row: dict[str, object] = {"recipe": labels[name]}
-        row |= {size: interval(gaps[size][name]) if name in gaps[size] else "" for size in _by_size(gaps)}
-        out.append({**row, **{title: found.get(name, "") for title, found in grown.items()}})
-    return out
-
-
-def _grown(small: dict[str, np.ndarray], large: dict[str, np.ndarray]) -> dict[str, str]:
-    """Of recipes that two sizes have whether their gaps rise or fall, by Welch's test at 5 %, adjusted for their number
-    (Holm)."""
-    both = sorted(set(small) & set(large))
-    chances = holm([ttest_ind(small[name], large[name], equal_var=False).pvalue for name in both])
-    words = {}
-    for name, chance in zip(both, chances, strict=True):
-        direction = "rises" if large[name].mean() > small[name].mean() else "falls"
-        words[name] = f"{direction if chance < 0.05 else 'not told'}, p = {chance:.2g}"
-    return words
-
-
-def _floors(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe with as many presets as a law has: effective parameters and data, without a floor and the
-    floor beside them, and how far each fit is from the gaps."""
-    found = scaling(runs[runs["task"].eq("language")])
-    found = found[found["presets"].ge(LAW_PRESETS) & found["eff_d"].notna()].sort_values("added_floor", ascending=False)
-    return [
-        {
-            "recipe": line["label"],
-            "presets": line["presets"],
-            "parameters are worth": _factor(*line[["eff_n", "eff_n_low", "eff_n_high"]]),
-            "tokens are worth": _factor(*line[["eff_d", "eff_d_low", "eff_d_high"]]),
-            "misfit": f"{line['misfit_effective']:.1f}",
-            "floor, 10⁻³ nats a token": _factor(*(1000 * line[end] for end in FLOOR)),
-            "misfit with it": f"{line['misfit_floored']:.1f}",
-        }
-        for _, line in found.iterrows()
-    ]
-
-
-def _factor(value: float, low: float, high: float) -> str:
-    """A number with its limits, where it has some."""
-    return f"{value:.2f}" if np.isnan(low) else f"{value:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _extrapolated(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each model of how gaps grow: its predictions for 10M from the smaller sizes of *scale*, and for 30M
-    from all that was trained below it."""
-    language = runs[runs["task"].eq("language")]
-    scale = language["seed"].isin(SCALE)
-    parts = extrapolation(language[scale & language["preset"].ne("30M")]), extrapolation(language)
-    found = pd.concat(parts, ignore_index=True)
-    return [
-        {
-            "prediction of": preset,
-            "model": model,
-            "recipes": len(lines),
-            "measured − predicted, median": f"{100 * lines['difference'].median():+.2f} %",
-            "largest": f"{100 * max(lines['difference'], key=abs):+.2f} %",
-            "within its interval": f"{lines['error'].abs().le(1).sum()} of {len(lines)}",
-            "right side, of pairs 0.2 % apart": f"{lines['agree'].sum() // 2} of {lines['pairs'].sum() // 2}",
-        }
-        for (preset, model), lines in found.groupby(["preset", "model"], sort=False, observed=True)
-    ]
-
-
-def _by_size(presets: Iterable[str]) -> list[str]:
+def by_size(presets: Iterable[str]) -> list[str]:
     """Presets by parameters, then by tokens: 10M before 10M-long."""
     return sorted(presets, key=lambda preset: (float(preset.partition("M")[0]), preset))
 
 
-def _groups() -> dict[str, str]:
-    """config_id -> what the recipe quantizes, of the recipes that are trained at 10M."""
+def groups(*files: str) -> dict[str, str]:
+    """config_id -> what the recipe quantizes, of the recipes of spaces."""
     found = {}
-    for file in ("halve.toml", "quartet2-10M.toml"):
+    for file in files:
         for recipe in Space.load(HERE / file).recipes():
             canonical = recipe.canonical()
             passes = [any(not q.is_plain for q in part) for part in _slots(canonical)]
@@ -263,7 +169,8 @@ def _slots(recipe: Recipe) -> tuple[list[Quantizer], list[Quantizer]]:
     return forward, [recipe.slot(slot) for slot in SLOTS if not slot.startswith("fprop")]
 
 
-GROUPS = _groups()
+GROUPS = groups("halve.toml", "quartet2-10M.toml")
+"""Of the recipes of the stages before *scale* that are trained at 10M."""
 HALVED = {recipe.canonical().config_id for recipe in Space.load(HERE / "halve.toml").recipes()}
 """Recipes of stage *halve*."""
 
@@ -276,9 +183,3 @@ OF_EARLIER = {
     "order": _order,
 }
 """Marker -> rows of its table, of the runs of all stages before *scale*."""
-
-OF_SCALE = {"scale": _scale, "scale in BF16": partial(_scale, of="gap_bf16"), "shares": _shares}
-"""The same, of the runs of *scale*."""
-
-OF_ALL = {"floors": _floors, "extrapolated": _extrapolated}
-"""The same, of all runs."""

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from cells import gap, interval, markdown
-from sizes import HALVED, OF_ALL, OF_EARLIER, OF_SCALE, SCALE, one_machine
+from growth import OF_ALL, OF_SCALE, SCALE
+from sizes import HALVED, OF_EARLIER, one_machine
 
 from fp4dse.dse import Space, recipe_from_dict
 from fp4dse.dse.cost import BAND
