@@ -1,0 +1,163 @@
+"""Keeps the GPUs of one machine busy, unattended: commands of a file, each on as many cards as it asks for.
+
+    python docs/study/cards.py docs/study/device.toml --out OUT --limit 1600 --wait 560
+
+The first call starts the run in the background, on a copy of the tree in the folder of `--at`, waits so many seconds
+and writes OUT/cards.tgz: a folder for each command, with what it said (said.txt) and what it left in $RESULTS. The same
+command again, on the same machine, waits for the run that goes on. The run ends after `--limit` seconds.
+
+A file is a list of commands. A card that becomes free takes the first of them that still waits and asks for no more
+cards than are free; one that needs more time than is left is left out, and said:
+
+    [[command]]
+    name = "tests"
+    cards = 1              # the default
+    least = 120            # seconds without which it is not begun
+    run = "timeout {left} {python} -m pytest -m gpu tests/kernels"
+
+{left}: seconds until the end. A command has its cards in CUDA_VISIBLE_DEVICES. What is timed is best put last, when the
+machine is quieter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stages import TREE, cards, surroundings
+
+SPARE_S = 15.0
+"""Seconds before the end of the run that a command is told to end."""
+
+
+class Running(NamedTuple):
+    """A command that was begun."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    cards: list[int]
+    began: float
+
+
+def main() -> None:
+    """Start the run, if there is none, wait, and bring back what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--at", type=Path, default=Path("/tmp/cards"))
+    parser.add_argument("--wait", type=float, default=560.0, help="seconds until OUT is written")
+    parser.add_argument("--limit", type=float, default=1600.0, help="seconds that the run takes at most")
+    parser.add_argument("--cards", type=int, help="how many there are; by itself all GPUs")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these commands alone")
+    parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.drive:
+        drive(read(asked.file, asked.only), asked.at, asked.cards or cards("cuda"), time.monotonic() + asked.limit)
+        return
+    begin = time.monotonic()
+    if not asked.at.exists():
+        read(asked.file, asked.only)  # what is wrong with the file is said here
+        start(asked)
+    while not (asked.at / "ended").exists() and time.monotonic() - begin < asked.wait:
+        time.sleep(0.5)
+    bring(asked.at, asked.out)
+    print("ended" if (asked.at / "ended").exists() else "it goes on", flush=True)
+
+
+def read(file: Path, only: list[str]) -> list[dict[str, Any]]:
+    """The commands of a file, in its order. only: these alone, where any are named."""
+    commands = tomllib.loads(file.read_text())["command"]
+    names = [command["name"] for command in commands]
+    if unknown := sorted(set(only) - set(names)):
+        sys.exit(f"--only: found {', '.join(unknown)}; accepted: {', '.join(names)}")
+    return [{"cards": 1, "least": 0, **command} for command in commands if not only or command["name"] in only]
+
+
+def start(asked: argparse.Namespace) -> None:
+    """Copy the tree and start the run there, in a session of its own, so that it outlives this call."""
+    tree = asked.at / "tree"
+    shutil.copytree(TREE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
+    shutil.copy(asked.file, asked.at / "commands.toml")
+    command = [sys.executable, tree / "docs" / "study" / "cards.py", asked.at / "commands.toml", "--out", asked.out]
+    options = ["--at", asked.at, "--limit", asked.limit, "--drive", *(["--only", *asked.only] if asked.only else [])]
+    options += ["--cards", asked.cards] if asked.cards else []
+    with open(asked.at / "run.txt", "ab") as log:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        words = map(str, [*command, *options])
+        subprocess.Popen(list(words), cwd=tree, start_new_session=True, env=surroundings(tree), **streams)
+
+
+def drive(waiting: list[dict[str, Any]], at: Path, count: int, end: float) -> None:
+    """Begin commands as cards become free, until none is left or the time is over."""
+    begun, free, running = time.monotonic(), list(range(count)), list[Running]()
+    try:
+        while waiting or running:
+            now = time.monotonic()
+            for one in [one for one in running if one.process.poll() is not None]:
+                say(begun, f"{one.name} ended after {now - one.began:.0f} s, exit {one.process.returncode}")
+                running.remove(one)
+                free = sorted([*free, *one.cards])
+            for command in [command for command in waiting if command["least"] > end - SPARE_S - now]:
+                say(begun, f"{command['name']} left out: it needs {command['least']} s")
+                waiting.remove(command)
+            fits = next((command for command in waiting if command["cards"] <= len(free)), None)
+            if fits:
+                waiting.remove(fits)
+                held, free = free[: fits["cards"]], free[fits["cards"] :]
+                running.append(begin(fits, at, held, int(end - SPARE_S - now)))
+                say(begun, f"{fits['name']} on {', '.join(map(str, held))}")
+            elif now > end:
+                break
+            else:
+                time.sleep(0.5)
+    finally:
+        for one in running:
+            say(begun, f"{one.name} is stopped")
+            os.killpg(one.process.pid, signal.SIGKILL)
+        (at / "ended").touch()
+
+
+def say(begun: float, what: str) -> None:
+    """A line of run.txt."""
+    print(f"{time.monotonic() - begun:.0f} s: {what}", flush=True)
+
+
+def begin(command: dict[str, Any], at: Path, held: list[int], left: int) -> Running:
+    """Start a command in the tree's copy, on its cards."""
+    results = at / "results" / command["name"]
+    results.mkdir(parents=True)
+    env = {"RESULTS": str(results), "CUDA_VISIBLE_DEVICES": ",".join(map(str, held))}
+    with open(results / "said.txt", "wb") as said:
+        process = subprocess.Popen(
+            ["bash", "-c", command["run"].format(left=left, python=sys.executable)],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+    return Running(command["name"], process, held, time.monotonic())
+
+
+def bring(at: Path, out: Path) -> None:
+    """Write OUT/cards.tgz, and show what the run said."""
+    out.mkdir(parents=True, exist_ok=True)
+    print((at / "run.txt").read_text(), end="")
+    with tarfile.open(out / "cards.tgz", "w:gz") as file:
+        file.add(at / "run.txt", "run.txt")
+        for folder in sorted((at / "results").glob("*")):
+            file.add(folder, folder.name)
+    print(f"{(out / 'cards.tgz').stat().st_size / 2**20:.1f} MiB in {out / 'cards.tgz'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

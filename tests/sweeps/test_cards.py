@@ -1,0 +1,82 @@
+"""The program that keeps cards busy: a command has cards of its own, what does not fit waits, what is late is said."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+CARDS = Path(__file__).parents[2] / "docs" / "study" / "cards.py"
+NOTE = "echo $CUDA_VISIBLE_DEVICES $(date +%s%N) > $RESULTS/cards; sleep 1; date +%s%N > $RESULTS/end"
+FILE = f"""
+[[command]]
+name = "long"
+run = "{NOTE}; sleep 2; date +%s%N > $RESULTS/end"
+
+[[command]]
+name = "both"
+cards = 2
+run = "{NOTE}; exit 3"
+
+[[command]]
+name = "short"
+run = "{NOTE}; echo {{left}} seconds"
+
+[[command]]
+name = "never"
+least = 1000
+run = "touch $RESULTS/begun"
+
+"""
+ENDLESS = """
+[[command]]
+name = "endless"
+run = "echo begun; sleep 613"
+"""
+
+
+def run_cards(folder: Path, *more: str, file: str = FILE) -> str:
+    (folder / "device.toml").write_text(file)
+    where = ["--out", str(folder / "out"), "--at", str(folder / "at"), "--cards", "2"]
+    command = [sys.executable, str(CARDS), str(folder / "device.toml"), *where, *more]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100, env={**os.environ})
+    with tarfile.open(folder / "out" / "cards.tgz") as file:
+        file.extractall(folder / "brought", filter="data")
+    return said.stdout
+
+
+def test_each_command_has_its_cards_and_what_does_not_fit_waits(tmp_path):
+    assert "it goes on" in run_cards(tmp_path, "--limit", "60", "--wait", "0.5")
+    said = run_cards(tmp_path, "--wait", "60")
+    assert said.splitlines()[-1] == "ended"
+    for line in ("both ended after", "exit 3", "never left out: it needs 1000 s"):
+        assert line in said
+    brought = tmp_path / "brought"
+    cards, spans = {}, {}
+    for name in ("long", "both", "short"):
+        held, begun = (brought / name / "cards").read_text().split()
+        cards[name], spans[name] = held, (int(begun), int((brought / name / "end").read_text()))
+    assert cards == {"long": "0", "both": "0,1", "short": "1"}
+    assert spans["short"][0] < spans["long"][1]  # begun at once, before the one that needs both cards
+    assert spans["both"][0] > max(spans["long"][1], spans["short"][1])
+    assert re.match(r"\d+ seconds\n", (brought / "short" / "said.txt").read_text())
+    assert not (brought / "never").exists()
+
+
+@pytest.mark.slow
+def test_what_does_not_end_in_time_is_stopped_with_all_that_it_began(tmp_path):
+    assert "endless is stopped" in run_cards(tmp_path, "--limit", "16", "--wait", "60", file=ENDLESS)
+    assert (tmp_path / "brought" / "endless" / "said.txt").read_text() == "begun\n"
+    assert "sleep\x00613\x00" not in [file.read_text() for file in Path("/proc").glob("[0-9]*/cmdline")]
+
+
+def test_a_name_that_is_no_command_is_said_before_anything_is_begun(tmp_path):
+    (tmp_path / "device.toml").write_text(FILE)
+    command = [sys.executable, str(CARDS), str(tmp_path / "device.toml"), "--out", str(tmp_path), "--only", "shorts"]
+    said = subprocess.run([*command, "--at", str(tmp_path / "at")], capture_output=True, text=True)
+    assert said.returncode == 1
+    assert said.stderr == "--only: found shorts; accepted: long, both, short, never\n"
+    assert not (tmp_path / "at").exists()
