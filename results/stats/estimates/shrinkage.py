@@ -10,8 +10,10 @@ while the rest moves in, and techniques that do nothing are told to do nothing. 
 
 Nothing is estimated first and then taken to be known: shares, widths, effects, own parts and variances are drawn in
 turn, each given all others (Gibbs sampling, Geman and Geman 1984), so that a draw of the gaps knows how unsure all of
-them are together. Shares have a Dirichlet prior; that of own parts leans towards no width. Effects and own parts are
-summed out where their width is drawn, and own parts where effects are, so that chains do not get stuck at 0.
+them are together. Shares have a Dirichlet prior; that of own parts leans towards no width, and there may be no own part
+at all: no number of recipes tells many tiny ones from none, and the tiny ones alone would reorder all recipes that the
+model has close together. Effects and own parts are summed out where their width is drawn, and own parts where effects
+are, so that chains do not get stuck at 0.
 
 What all recipes with a technique share in a seed is estimated over all factors together, from how much their effects
 differ between seeds beyond the luck of lanes: it is a part of the effects that are seen and no part of the gaps.
@@ -28,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, logit
 
 from fp4dse.results.stats.estimates.least_squares import sum_to_zero
 from fp4dse.results.stats.estimates.spread import Spread
@@ -41,9 +44,11 @@ CHAINS, FEWER_CHAINS, MANY = 32, 8, 2000
 their shares well."""
 BURN_IN = 20
 """Sweeps of a chain before its first draw."""
-OWN_PRIOR, EFFECT_PRIOR = (2.0, 1.0), (1.0, 1.0)
+OWN_PRIOR, EFFECT_PRIOR = (2.0, 1.0), (0.5, 0.5)
 """Recipes, or factors, that the prior of the shares is worth: without width, and with any. A space has five factors or
 so, which say little of their shares: a prior worth more of them would decide that the weak ones do nothing."""
+NO_OWN_PART = 0.5
+"""The chance, before anything is seen, that no recipe has an own part: that the linear model is all there is."""
 DIGITS = 12
 """Of a drawn gap: recipes that a draw says are equal are equal, whatever order sums were taken in."""
 
@@ -139,8 +144,8 @@ def _sweeps(of: Posterior, factors: list[Factor], rng: np.random.Generator) -> I
             chosen.append(which)
         if len(factors) > 1:
             effect_shares = _shares(np.stack(chosen[1:], axis=1), len(effect_widths), EFFECT_PRIOR, rng)
-        which = _own(left, variance, own_widths, own_shares, rng)
-        own_shares = _shares(which, len(own_widths), OWN_PRIOR, rng)
+        which, any_own = _own(left, variance, own_widths, own_shares, rng)
+        own_shares = _shares(which, len(own_widths), OWN_PRIOR, rng, any_own)
         width = own_widths[which]
         kept = np.square(width) / (np.square(width) + variance)
         middle, unsure = kept * left, np.sqrt(kept * variance)
@@ -188,15 +193,22 @@ def _effects(
     return back[0], back[1], which
 
 
-def _own(left: Array, variance: Array, widths: Array, shares: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Widths of recipes' own parts by their places, [chains, recipes], from what the model leaves of the means."""
+def _own(
+    left: Array, variance: Array, widths: Array, shares: Array, rng: np.random.Generator
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Widths of recipes' own parts by their places, [chains, recipes], from what the model leaves of the means; and in
+    which chains [chains] recipes may have own parts."""
     square, cumulated = np.square(left), np.empty((len(widths), *left.shape))
     for k, width in enumerate(widths):
         total = width**2 + variance
         cumulated[k] = shares[:, k, None] / np.sqrt(total) * np.exp(-0.5 * square / total)
     np.cumsum(cumulated, axis=0, out=cumulated)
+    none = -0.5 * (square / variance + np.log(variance)).sum(axis=1)
+    some = np.log(np.maximum(cumulated[-1], 1e-300)).sum(axis=1)
+    any_own = rng.random(len(left)) < expit(some - none - logit(NO_OWN_PART))
     luck = rng.random(left.shape) * cumulated[-1]
-    return np.asarray((cumulated[:-1] <= luck).sum(axis=0))
+    which = np.asarray((cumulated[:-1] <= luck).sum(axis=0))
+    return np.where(any_own[:, None], which, 0), any_own
 
 
 def _picked(log_chance: Array, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -205,10 +217,18 @@ def _picked(log_chance: Array, rng: np.random.Generator) -> NDArray[np.intp]:
     return np.asarray((cumulated[:, :-1] <= rng.random((len(cumulated), 1)) * cumulated[:, -1:]).sum(axis=1))
 
 
-def _shares(which: NDArray[np.intp], widths: int, worth: tuple[float, float], rng: np.random.Generator) -> Array:
+def _shares(
+    which: NDArray[np.intp],
+    widths: int,
+    worth: tuple[float, float],
+    rng: np.random.Generator,
+    of: NDArray[np.bool_] | None = None,
+) -> Array:
     """Shares [chains, widths] of which these widths [chains, n] were drawn. worth: of the prior, without width and
-    with any."""
+    with any; of: chains [chains] whose widths were drawn from shares, the others have theirs from the prior alone."""
     counts = np.stack([(which == k).sum(axis=1) for k in range(widths)], axis=1)
+    if of is not None:
+        counts = counts * of[:, None]
     prior = np.append(worth[0], np.full(widths - 1, worth[1] / (widths - 1)))
     drawn = np.maximum(rng.standard_gamma(counts + prior), 1e-30)
     return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))

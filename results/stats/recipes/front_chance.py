@@ -8,7 +8,8 @@ once for all recipes: it moves the gaps, the hypervolume, and on the front those
 
 Recipes whose gaps are equal on every seed trained to the same bits (a loss scale that changes nothing, say). They are
 drawn once: of two that cost the same either both are on the front or none is, and the dearer one never is. Costs that
-differ in their last digits are one cost (pareto.equal_costs).
+differ in their last digits are one cost (pareto.equal_costs). Recipes that a draw makes equal, because their techniques
+do nothing in it, have bits of their own: of k that cost the same one is the lowest, and each has 1/k of the place.
 
     p_front       share of draws in which the recipe is on the front, with one kind of software at least
     expected      mean of the drawn gaps: what the gap is expected to be on new seeds; its interval is the middle 95 %
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,7 +37,7 @@ from fp4dse.results.stats.estimates.shrinkage import Posterior, posterior, unmov
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
 from fp4dse.results.stats.factors import AXES, AXIS, factors
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr
-from fp4dse.results.stats.recipes.pareto import equal_costs, front, fronts_of_any, hypervolumes
+from fp4dse.results.stats.recipes.pareto import equal_costs, front, fronts_of_any, hypervolumes, places, rivals
 from fp4dse.results.stats.recipes.summary import summarize
 
 Parts = dict[tuple[str, ...], tuple[pd.Index, NDArray[np.float64]]]
@@ -55,10 +57,11 @@ def front_chance(
 ) -> pd.DataFrame:
     """The lines of `summarize` that compete (they quantize, have a finite gap and an overhead), with what is expected.
 
-    Four more columns: p_front, in which share of the draws the recipe is on the front; expected, expected_low,
-    expected_high: its gap on new seeds, with the 95 % interval. The last three are unlike gap, gap_low and gap_high in
-    that they know of the other recipes, so that the best recipe is not the luckiest. NaN where no recipe of the setting
-    has two seeds; expected is the gap there. Order: SETTING, overhead, gap.
+    Four more columns: p_front, in which share of the draws the recipe is on the front (1/k of those in which k tie for
+    a place); expected, expected_low, expected_high: its gap on new seeds, with the 95 % interval. The last three are
+    unlike gap, gap_low and gap_high in that they know of the other recipes, so that the best recipe is not the
+    luckiest. NaN where no recipe of the setting has two seeds; expected is the gap there. Order: SETTING, overhead,
+    gap.
     """
     rows = rows_at_best_lr(runs)
     return chance_of(rows, summarize(rows, overhead), overhead, resamples, seed)
@@ -71,17 +74,18 @@ def chance_of(
     competing, parts = competing_recipes(rows, recipes, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
-    for lines, spread, draws, moved in _drawn(competing, parts, codes_of(rows), resamples, seed):
+    for one in _drawn(competing, parts, codes_of(rows), resamples, seed):
+        lines, spread = one.lines, one.spread
         if np.isfinite(spread.error).all():
             costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
-            bf16, middle = bf16_cost(lines, overhead), np.zeros(len(lines))
-            for draw, shared in draws:
+            bf16, middle, among = bf16_cost(lines, overhead), np.zeros(len(lines)), rivals(costs, one.computation)
+            for draw, shared in one.draws:
                 middle += draw.sum(axis=0) / resamples  # the shared part is zero on average, and has heavy tails
                 draw += shared[:, None]
-                hits += fronts_of_any(costs, draw, bf16).sum(axis=0)
+                hits += places(fronts_of_any(costs, draw, bf16), among).sum(axis=0)
                 gaps.append(draw.astype(np.float32))
             drawn = np.concatenate(gaps)
-            middle = middle if moved else spread.mean
+            middle = middle if one.moved else spread.mean
             low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
             competing.loc[lines.index, "p_front"] = hits / resamples
             competing.loc[lines.index, ["expected", "expected_low", "expected_high"]] = np.stack([middle, low, high], 1)
@@ -108,7 +112,7 @@ def hypervolume(
     rows = rows_at_best_lr(runs)
     competing, parts = competing_recipes(rows, summarize(rows, overhead), overhead)
     out = []
-    for lines, spread, draws, _ in _drawn(competing, parts, None, resamples, seed):
+    for lines, spread, _, _, draws in _drawn(competing, parts, None, resamples, seed):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
         low = high = math.nan
         if np.isfinite(spread.error).all():
@@ -160,14 +164,23 @@ def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
     return [np.unique(codes[name], return_inverse=True)[1] for name in codes]
 
 
+class _Drawn(NamedTuple):
+    """A setting and the draws of its gaps."""
+
+    lines: pd.DataFrame
+    spread: Spread
+    computation: NDArray[np.intp]
+    """[recipes]: equal for those that train to the same bits."""
+    moved: bool
+    """The draws are drawn towards a model."""
+    draws: Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]
+    """Gaps [chunk, recipes] and the shared part [chunk]."""
+
+
 def _drawn(
     competing: pd.DataFrame, parts: Parts, knobs: pd.DataFrame | None, resamples: int, seed: int
-) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]], bool]]:
-    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk];
-    and True if they are drawn towards a model.
-
-    knobs: of `codes_of`; None: each recipe has what its own seeds say.
-    """
+) -> Iterator[_Drawn]:
+    """Each setting with its draws. knobs: of `codes_of`; None: each recipe has what its own seeds say."""
     for keys, lines in competing.groupby(list(SETTING), sort=False):
         recipes, gaps = parts[keys]
         distinct, first, which = np.unique(
@@ -180,7 +193,8 @@ def _drawn(
             found = posterior(spread, distinct, from_zero(knobs.loc[lines["config_id"].iloc[first]]))
         draws = _draws(found, resamples, np.random.default_rng(seed))
         everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
-        yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws), found.factors is not None
+        each = ((draw[:, which], shared) for draw, shared in draws)
+        yield _Drawn(lines, everyone, which, found.factors is not None, each)
 
 
 def _draws(

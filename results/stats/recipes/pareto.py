@@ -6,6 +6,7 @@ BF16 is the point (cost of BF16, 0). It is on no front, but beats what costs as 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +41,35 @@ def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike, bf16: float | None = N
     """`front_of_any` of many draws of y at once, whose costs are made equal already. ys: [draws, n]; returns bool
     [draws, n]."""
     return np.asarray(np.any([fronts(x, ys, bf16) for x in xs], axis=0))
+
+
+class Rivals(NamedTuple):
+    """Points that may tie for one place on a front: those of equal costs."""
+
+    cost: NDArray[np.intp]
+    """[n]: which costs each has."""
+    first: NDArray[np.intp]
+    """One of each group of copies of equal costs, in the order of `cost`."""
+    start: NDArray[np.intp]
+    """Where each `cost` begins in `first`."""
+
+
+def rivals(xs: ArrayLike, same: NDArray[np.intp]) -> Rivals:
+    """xs: costs [m, n]; same: [n], equal for points that are copies of one another, which are never lower or higher."""
+    _, cost = np.unique(np.nan_to_num(np.asarray(xs, float), nan=-np.inf), axis=1, return_inverse=True)
+    cost = cost.ravel()
+    pairs, first = np.unique(np.stack([cost, same]), axis=1, return_index=True)
+    return Rivals(cost, first, np.unique(pairs[0], return_index=True)[1])
+
+
+def places(on_front: NDArray[np.bool_], among: Rivals) -> NDArray[np.float64]:
+    """The part [draws, n] that each point has of a place on its front: 1/k for each of k that tie and are no copies.
+
+    Points of equal costs are on a front together only if they are equal. Recipes that train to bits of their own are
+    equal in the model alone, and which of them is the lowest no number of seeds tells. on_front: of `fronts_of_any`.
+    """
+    count = np.add.reduceat(on_front[:, among.first], among.start, axis=1, dtype=float)
+    return np.asarray(on_front / np.maximum(count, 1)[:, among.cost])
 
 
 def worth_naming(overhead: ArrayLike, seeds: ArrayLike, bf16: float | None = 1.0) -> NDArray[np.bool_]:

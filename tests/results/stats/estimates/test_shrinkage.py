@@ -57,6 +57,19 @@ def test_a_factor_that_does_nothing_is_often_drawn_as_nothing():
     assert np.mean(draws[:, 0] == draws[:, 32]) > 0.3
 
 
+def test_recipes_without_own_parts_are_often_drawn_without_and_those_that_have_them_never():
+    rng, codes = np.random.default_rng(0), [np.arange(64) % 2, np.arange(64) // 32, np.arange(64) // 8 % 4]
+    shares = []
+    for own in (0.0, 0.02):
+        truth = 0.2 + 0.05 * codes[0] + 0.02 * codes[2] + own * rng.normal(size=64)
+        gaps, spread = drawn(truth, 0)
+        draws = posterior(spread, gaps, codes).draw(320, np.random.default_rng(0)).reshape(-1, 4, 2, 4, 2)
+        left = np.diff(np.diff(draws, axis=1), axis=4)  # what no sum of effects has
+        shares.append(np.mean(np.abs(left).max(axis=(1, 2, 3, 4)) < 1e-9))
+    assert shares[0] > 0.5  # 0 where many tiny own parts are as likely as none
+    assert shares[1] == 0
+
+
 def test_where_every_technique_does_a_little_recipes_are_on_the_front_as_often_as_their_draws_say():
     """No effect is 0, and most are below the noise of a mean: not seen to be large is not nothing."""
     rng, chances, truths = np.random.default_rng(0), [], []

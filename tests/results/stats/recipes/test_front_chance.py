@@ -6,10 +6,12 @@ from scipy.special import ndtr
 from fp4dse.dse import ConfigError
 from fp4dse.results import front_chance, hypervolume, summarize
 from fp4dse.results.bench.generated import generated
+from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.estimates.shrinkage import unmoved
 from fp4dse.results.stats.estimates.spread import shrunken, spread_over_seeds
+from fp4dse.results.stats.paired import add_gap
 from fp4dse.results.stats.recipes.front_chance import _draws
-from fp4dse.results.stats.recipes.pareto import hypervolumes
+from fp4dse.results.stats.recipes.pareto import front, hypervolumes
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
 REFERENCE = (10.0, np.log(2))
@@ -42,6 +44,29 @@ def test_recipes_of_the_same_bits_are_drawn_as_one():
     found = front_chance(pd.concat([runs, twin, dearer], ignore_index=True), "overhead").set_index("label")["p_front"]
     assert 0 < found["recipe 0"] == found["twin"] == alone["recipe 0"]
     assert found["dearer"] == 0
+
+
+def test_recipes_of_one_cost_have_one_place_together_whether_or_not_their_techniques_do_anything():
+    knobs = ("*.g.rounding", "wgrad.rotation", "*.scale", "dgrad.rotation")
+    runs = generated(knobs, truth=lambda codes: 0.1 + 0.05 * codes["*.g.rounding"])
+    runs["overhead"] = runs["points"].map(lambda points: 0.9 - 0.1 * points)
+    found = front_chance(runs)
+    assert found.groupby("overhead")["p_front"].sum().max() <= 1 + 1e-9  # 2.3 where each of those that tie counts
+
+
+def test_where_half_of_the_techniques_do_nothing_recipes_are_on_the_front_as_often_as_they_are_said_to_be():
+    """A few studies of `bench statistics`; its lines are from thousands."""
+    studies = [drawn(SIZES["48"], "additive", np.random.default_rng([1, i])) for i in range(40)]
+    found = front_chance(add_gap(pd.concat([study.runs(f"{i:06}") for i, study in enumerate(studies)])))
+    chances, truths = [], []
+    for study, (_, lines) in zip(studies, found.groupby("task"), strict=True):
+        rows = study.rows(lines["config_id"])
+        chances.append(lines["p_front"].to_numpy())
+        truths.append(study.places(rows, front(study.cost[rows], study.gap[rows], 1.0)))
+    chance, true = np.concatenate(chances), np.concatenate(truths)
+    open_ = (chance > 0.2) & (chance < 0.8)
+    assert true[open_].mean() == pytest.approx(chance[open_].mean(), abs=0.15)  # 0.24 too few where all that tie count
+    assert np.square(true - chance).mean() < 0.0075  # 0.0107
 
 
 def test_the_shared_part_of_a_seed_moves_no_chance_and_widens_the_hypervolume():

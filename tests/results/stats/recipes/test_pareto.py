@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp4dse.results import front
-from fp4dse.results.stats.recipes.pareto import equal_costs, front_of_any, fronts, hypervolumes
+from fp4dse.results.stats.recipes.pareto import equal_costs, front_of_any, fronts, hypervolumes, places, rivals
 
 VALUE = st.one_of(st.integers(0, 5).map(float), st.floats(allow_nan=True, allow_infinity=True))
 
@@ -52,6 +52,13 @@ def test_a_dearer_recipe_stays_on_the_front_if_it_is_cheaper_with_other_software
 def test_many_draws_are_as_many_fronts(points):
     x, ys = [p[0] for p in points], np.array([[p[i] for p in points] for i in (1, 2)]).reshape(2, len(points))
     assert fronts(x, ys).tolist() == [front(x, y).tolist() for y in ys]
+
+
+def test_points_that_tie_have_a_part_of_the_place_each_and_copies_are_one_point():
+    costs, same = [[2, 2, 2, 1, np.nan, 2], [3, 3, 3, 1, 5, 4]], np.array([0, 1, 1, 2, 3, 4])
+    on_front = np.array([[True, True, True, True, True, True], [False, True, True, False, False, True]])
+    expected = [[1 / 2, 1 / 2, 1 / 2, 1, 1, 1], [0, 1, 1, 0, 0, 1]]  # the last costs more in the second scenario
+    assert places(on_front, rivals(costs, same)).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
