@@ -84,7 +84,7 @@ def sensitivity(
     """
     from fp4dse.results import open_store
     from fp4dse.sweeps import arguments, plan_sweep, stores
-    from fp4dse.sweeps.running.progress import conclusion
+    from fp4dse.sweeps.conclusions import conclusion
     from fp4dse.sweeps.stages import sensitivity as studies
 
     grain = studies.make_grain(by, parts, products)

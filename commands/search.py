@@ -75,7 +75,7 @@ def search(
     Each task is a search of its own, and all of them run side by side. The same command continues what was stopped.
     """
     from fp4dse.sweeps import arguments, run_search, stores
-    from fp4dse.sweeps.running.progress import search_conclusion
+    from fp4dse.sweeps.conclusions import search_conclusion
 
     found = arguments.find_space(space, axis, model, chip)
     warn_overridden(found)

@@ -60,7 +60,7 @@ def quickstart(
 ) -> None:
     """48 recipes × 3 seeds on two small tasks, a minute or two on two CPU cores: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep, stores
-    from fp4dse.sweeps.running.progress import conclusion
+    from fp4dse.sweeps.conclusions import conclusion
 
     found = arguments.find_space("quickstart", model=model, chip=chip)
     result = run_sweep(
@@ -113,11 +113,11 @@ def sweep(
     import msgspec
 
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep, stores
+    from fp4dse.sweeps.conclusions import conclusion
     from fp4dse.sweeps.executors.folder import folder_of
     from fp4dse.sweeps.planning.estimate import estimate as estimate_plan
     from fp4dse.sweeps.planning.plan import count_space
     from fp4dse.sweeps.planning.setting import find_setting
-    from fp4dse.sweeps.running.progress import conclusion
     from fp4dse.sweeps.stages.confirm_bound import Machines, foresee_confirm
     from fp4dse.sweeps.stages.confirming import check_seeds
     from fp4dse.sweeps.stages.rate_search import FACTORS, run_tuned_sweep
@@ -197,7 +197,7 @@ def confirm(
     The same command continues what was stopped. A task of your own is named as it was swept, with its data.
     """
     from fp4dse.sweeps import arguments
-    from fp4dse.sweeps.running.progress import conclusion
+    from fp4dse.sweeps.conclusions import conclusion
     from fp4dse.sweeps.stages.confirming import plan_confirm
 
     opened = open_given(store, model, chip)

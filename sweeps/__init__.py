@@ -7,8 +7,10 @@ running          a sweep or a search while it runs
 searching        samplers that propose what is trained next
 stages           studies of several sweeps, of which one chooses what the next trains
 dashboard        optuna-dashboard over a store
+bench            what all that costs, beside workers that only wait
 
-sweep            a sweep from end to end; arguments: what people type; stores: those on this machine
+sweep            a sweep from end to end; conclusions: what it says at its end; arguments: what people type
+stores           those on this machine
 weights          the weights that a lane ends with
 """
 

@@ -28,8 +28,11 @@ MAY_IMPORT = {
     "__init__": set(),
 }
 NO_TORCH = ("dse", "results")
-STATISTICS = ("estimates", "sizes", "recipes", "techniques", "layers", "rollouts")
-"""Folders of results/stats, in the order of its page: each imports those before it, and none after."""
+FOLDERS = {
+    "results/stats": ("estimates", "sizes", "recipes", "techniques", "layers", "rollouts"),
+    "sweeps": ("jobs", "executors", "planning", "running", "searching", "stages", "dashboard", "bench"),
+}
+"""Folders of two crowded rooms, in the order of their pages: each imports those before it, and none after."""
 
 
 def imports_of(file: Path) -> set[str]:
@@ -55,16 +58,21 @@ def test_imports_run_one_way(file):
         assert not {name for name in imports if name.split(".")[0] == "torch"}
 
 
-def test_folders_of_statistics_import_those_before_them():
-    stats = ROOT / "results" / "stats"
-    assert sorted(STATISTICS) == sorted(file.parent.name for file in stats.glob("*/__init__.py"))
-    said = (stats / "__init__.py").read_text()
-    assert sorted(STATISTICS, key=lambda folder: said.index(f"    {folder} ")) == list(STATISTICS)
-    for file in stats.rglob("*.py"):
-        folder, *rest = file.relative_to(stats).parts
-        before = STATISTICS[: STATISTICS.index(folder) + 1] if rest else ()
-        used = {name.split(".")[3] for name in imports_of(file) if name.startswith("fp4dse.results.stats.")}
-        assert not used.intersection(STATISTICS).difference(before), file
+@each("path", sorted(FOLDERS))
+def test_folders_import_those_before_them(path):
+    """Modules of results/stats itself import none; those of sweeps itself hold its folders together."""
+    folders, home = FOLDERS[path], ROOT / path
+    prefix = f"fp4dse.{path.replace('/', '.')}."
+    assert sorted(folders) == sorted(file.parent.name for file in home.glob("*/__init__.py"))
+    said = (home / "__init__.py").read_text()
+    assert sorted(folders, key=lambda folder: re.search(rf"^ *{folder}  ", said, re.MULTILINE).start()) == list(folders)
+    for file in home.rglob("*.py"):
+        folder, *rest = file.relative_to(home).parts
+        if not rest and path == "sweeps":
+            continue
+        before = folders[: folders.index(folder) + 1] if rest else ()
+        used = {name.removeprefix(prefix).split(".")[0] for name in imports_of(file) if name.startswith(prefix)}
+        assert not used.intersection(folders).difference(before), file
 
 
 @pytest.fixture(scope="module")

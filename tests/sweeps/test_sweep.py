@@ -17,12 +17,13 @@ from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
 from fp4dse.results.store.spaces import spaces
 from fp4dse.sweeps import plan_sweep, read_state, run_search, run_sweep, stop_sweep
+from fp4dse.sweeps.conclusions import conclusion
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.jobs.jobfolder import job_name, write_job
 from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.sweeps.planning import setting as setting_module
 from fp4dse.sweeps.planning.setting import find_setting
-from fp4dse.sweeps.running.progress import conclusion, remarks
+from fp4dse.sweeps.running.progress import remarks
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 TASKS = [("regression", "quickstart"), ("vision", "quickstart")]

@@ -11,9 +11,10 @@ import pytest
 from fp4dse.dse import SLOTS, ConfigError, Space
 from fp4dse.results import open_store
 from fp4dse.sweeps import read_state, run_search
+from fp4dse.sweeps.conclusions import search_conclusion
 from fp4dse.sweeps.planning.halving import Halving
 from fp4dse.sweeps.planning.setting import find_setting
-from fp4dse.sweeps.running.progress import headline, search_conclusion
+from fp4dse.sweeps.running.progress import headline
 from fp4dse.sweeps.searching import sampling
 from fp4dse.sweeps.searching.sampling import SAMPLERS
 from fp4dse.sweeps.searching.search import batch_size, count_recipes
