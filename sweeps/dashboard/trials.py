@@ -30,8 +30,9 @@ from fp4dse.results.stats.recipes.margins import margin_of
 from fp4dse.results.stats.recipes.verdict import VERDICTS_READ, Against, bf16_words, verdicts
 from fp4dse.results.stats.stages import screened
 from fp4dse.results.text.labels import short_labels
-from fp4dse.results.text.pareto_table import answers, metric_title
+from fp4dse.results.text.pareto_table import metric_title
 from fp4dse.results.text.ratios import change_with_range, noun, written_in
+from fp4dse.results.text.verdict_text import answers
 from fp4dse.sweeps.stores import report_path
 
 log = logging.getLogger(__name__)
