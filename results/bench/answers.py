@@ -16,8 +16,9 @@ from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import front_chance
+from fp4dse.results.stats.recipes.recommendation import verdicts_from, with_chance
 from fp4dse.results.stats.recipes.summary import summarize
-from fp4dse.results.stats.recipes.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.stats.stages import CONFIRM, STAGE
 from fp4dse.results.stats.techniques.effects import effects
 from fp4dse.results.stats.techniques.marginal import marginal

@@ -10,7 +10,7 @@ from fp4dse.results.bench.generated import generated
 from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
 SEEDS, FRESH = 3, 10

@@ -16,7 +16,7 @@ from fp4dse.results.stats.recipes.margins import (
     with_margins,
     worth_by_curve,
 )
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.text.labels import short_labels
 from fp4dse.results.text.verdict_text import verdict_text
 
