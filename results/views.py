@@ -8,7 +8,8 @@ from functools import partial
 import pandas as pd
 import pyarrow as pa
 
-from fp4dse.results.stats.paired import SETTING, learning_rates
+from fp4dse.results.stats.learning_rates import learning_rates
+from fp4dse.results.stats.paired import SETTING
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from fp4dse.results.bench.studies import Study
-from fp4dse.results.stats.paired import DERIVED, add_gap, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.learning_rates import learning_rates
+from fp4dse.results.stats.paired import DERIVED, add_gap, rows_at_best_lr
 from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equivalence import against

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from fp4dse.dse import Quantizer
-from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.learning_rates import learning_rates
+from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of

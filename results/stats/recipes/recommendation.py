@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse.cost import BAND
+from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
-from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, learning_rates, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equivalence import against, cheapest_as_good
