@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 
-from fp4dse.commands import diagnosis, jobs, layers, machine, recipes, results, search, sweep, weights
+from fp4dse.commands import diagnosis, jobs, layers, machine, recipes, results, search, stores, sweep, weights
 from fp4dse.commands.topics import new_app
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.program.terminal import safe_terminal
 from fp4dse.dse.program.urls import redacted
 
 app = new_app(add_completion=True)
-for topic in (sweep, search, jobs, weights, layers, diagnosis, results, recipes, machine):
+for topic in (sweep, search, jobs, weights, layers, diagnosis, results, stores, recipes, machine):
     app.add_typer(topic.app)
 
 

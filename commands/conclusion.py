@@ -19,7 +19,7 @@ def conclude(result: SweepResult | SearchResult, said: str, cost: CostTarget, as
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
-    from fp4dse.results.stats.recipes.verdict import verdicts
+    from fp4dse.results.stats.recipes.recommendation import verdicts
     from fp4dse.results.text.frames import records
     from fp4dse.results.text.pareto_table import pareto_table, price_remarks
     from fp4dse.sweeps.stores import report_path

@@ -243,7 +243,7 @@ def bench_statistics(
     from fp4dse.results.bench.scaling_studies import bench_published, bench_scaling
     from fp4dse.results.bench.statistics import bench
     from fp4dse.results.bench.studies import SIZES
-    from fp4dse.results.stats.recipes.verdict import VERDICTS_READ
+    from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ
     from fp4dse.results.stats.techniques.effects import EFFECTS_READ
 
     own = {"scaling": bench_scaling, "published": bench_published}

@@ -12,11 +12,16 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+"""Numbers of fields; a share is of 0 to 1."""
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):

@@ -1,5 +1,5 @@
-"""The training side of a recipe, as data: optimizer, its numbers, loss scale, gradient accumulation,
-schedule of the learning rate.
+"""The training side of a recipe, as data: the optimizer and its numbers, loss scale, gradient accumulation, schedule of
+the learning rate, and what a run learns from.
 
 What is None is the task's own. The kind of the optimizer and the number of parts of a batch are structure; every
 other number is a lane's. tasks/optimizers computes it.
@@ -8,149 +8,19 @@ other number is a lane's. tasks/optimizers computes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
 
 from fp4dse.dse.inject import Inject, inject_name
 from fp4dse.dse.noise import Noise, noise_name
-from fp4dse.dse.record import Part, name_in, name_or_numbers
+from fp4dse.dse.optimizer import SGD, AdamW, Optimizer, optimizer_name
+from fp4dse.dse.oscillation import Ramping, Reset, ramping_name, reset_name
+from fp4dse.dse.record import NotNegative, Part, Positive, Share, name_in
 from fp4dse.dse.rollout import Rollout, rollout_name
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-class AdamW(Part, frozen=True, tag_field="kind", tag="adamw"):
-    """Adam with decoupled weight decay (1711.05101)."""
-
-
-class SGD(Part, frozen=True, tag_field="kind", tag="sgd"):
-    """buffer <- momentum · buffer + gradient + weight decay · weight; the weight moves by -lr · buffer."""
-
-    momentum: NotNegative = 0.9
-
-
-class StableSPAM(Part, frozen=True, tag_field="kind", tag="stable-spam"):
-    """Adam on gradients that are clipped and normalised per tensor, with its momenta reset (2502.17055).
-
-    theta   share of the past in the running maximum that entries are clipped to (AdaClip)
-    gamma1  that of the running norm, and gamma2 of its square, by which a gradient is normalised (AdaGN)
-    reset   steps between resets of the momenta (MoRet)
-    """
-
-    theta: Positive = 0.999
-    gamma1: Positive = 0.7
-    gamma2: Positive = 0.9
-    reset: Annotated[int, msgspec.Meta(ge=1)] = 1000
-
-
-MUON_SCALES: dict[str, Callable[[int, int], float]] = {
-    "match-rms": lambda out, in_: 0.2 * math.sqrt(max(out, in_)),  # arXiv 2502.16982, equation 4
-    "original": lambda out, in_: math.sqrt(max(1.0, out / in_)),  # github.com/KellerJordan/Muon
-}
-"""Name -> factor of an orthogonal update, by the weight's outputs and inputs. `match-rms` gives it a root mean square
-of 0.2, which is about AdamW's, so that AdamW's learning rates and weight decays carry over."""
-
-
-class Muon(Part, frozen=True, tag_field="kind", tag="muon"):
-    """Momentum made orthogonal, for the weights of hidden layers (kellerjordan.github.io/posts/muon, 2502.16982); AdamW
-    for all else.
-
-    nesterov  what is made orthogonal is momentum · mean + (1 - momentum) · gradient in place of the mean
-    scale     of MUON_SCALES
-    gain      a further factor of the update: the learning rate of these weights over that of all else
-    """
-
-    momentum: NotNegative = 0.95
-    nesterov: bool = True
-    scale: Literal["match-rms", "original"] = "match-rms"
-    gain: Positive = 1.0
-
-
-Optimizer = AdamW | SGD | StableSPAM | Muon | None
-OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM | Muon] = {
-    "adamw": AdamW(),
-    "sgd": SGD(),
-    "stable-spam": StableSPAM(),
-    "muon": Muon(),
-}
-
-
-class Constant(Part, frozen=True, tag_field="kind", tag="constant"):
-    """The learning rate rises linearly over the first `warmup` of the steps, and stays."""
-
-    warmup: Share = 0.0
-
-
-class Linear(Part, frozen=True, tag_field="kind", tag="linear"):
-    """After its warm-up it falls linearly, to `floor` of itself after the last step."""
-
-    warmup: Share = 0.0
-    floor: Share = 0.0
-
-
-class Cosine(Part, frozen=True, tag_field="kind", tag="cosine"):
-    """After its warm-up it falls by half a cosine (1608.03983), to `floor` of itself after the last step."""
-
-    warmup: Share = 0.0
-    floor: Share = 0.0
-
-
-class Triangle(Part, frozen=True, tag_field="kind", tag="triangle"):
-    """As `cosine` before the last `share` of the steps, in which the learning rate rises linearly from `floor` to
-    `peak` and falls back with the same slope (FNT of LUQ, 2112.10769)."""
-
-    warmup: Share = 0.0
-    floor: Share = 0.0
-    share: Share = 0.1
-    peak: Share = 0.1
-
-
-Schedule = Constant | Linear | Cosine | Triangle | None
-SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine | Triangle] = {
-    "constant": Constant(),
-    "linear": Linear(),
-    "cosine": Cosine(),
-    "triangle": Triangle(),
-}
-
-
-class OsciReset(Part, frozen=True, tag_field="kind", tag="osci-reset"):
-    """Weights that oscillate are set to what the forward quantizer makes of them (TetraJet-v2, 2510.27527).
-
-    From a share `start` of the steps on, in windows of 50 steps, one `every` so many: at the end of each, the weights
-    of quantized layers whose ratio (tasks/optimizers/oscillation.py) is `threshold` or more.
-    """
-
-    start: Share = 0.64
-    every: Annotated[int, msgspec.Meta(ge=50)] = 200
-    threshold: Positive = 16.0
-
-
-Reset = OsciReset | None
-RESET_NAMES: dict[str, OsciReset] = {"osci-reset": OsciReset()}
-
+from fp4dse.dse.schedule import Schedule, schedule_name
 
 Growth = Annotated[int, msgspec.Meta(ge=1)] | None
-
-
-class QRamping(Part, frozen=True, tag_field="kind", tag="q-ramping"):
-    """Weights that oscillate are updated less often, by more at a time (TetraJet, 2502.20853).
-
-    Every so many steps, the ratio R of each weight (tasks/optimizers/oscillation.py) over the next 30 steps, which are
-    undone, gives the steps between its updates: min(every, ⌊⌊R / alpha⌋ · beta + 1⌋).
-    """
-
-    every: Annotated[int, msgspec.Meta(ge=31)] = 200
-    alpha: Positive = 16.0
-    beta: Positive = 5.0
-
-
-Ramping = QRamping | None
-RAMPING_NAMES: dict[str, QRamping] = {"q-ramping": QRamping()}
 
 
 class Distill(Part, frozen=True):
@@ -315,26 +185,6 @@ IN_WORDS = (
     "inject",
 )
 """Fields whose label is not their name with a value."""
-
-
-def optimizer_name(optimizer: Optimizer) -> str:
-    """The key in OPTIMIZER_NAMES, or the kind with its numbers, in full; `task` for none."""
-    return "task" if optimizer is None else name_or_numbers(OPTIMIZER_NAMES, optimizer, "=")
-
-
-def schedule_name(schedule: Schedule) -> str:
-    """The key in SCHEDULE_NAMES, or the kind with its numbers, in full; `task` for none."""
-    return "task" if schedule is None else name_or_numbers(SCHEDULE_NAMES, schedule, "=")
-
-
-def reset_name(reset: Reset) -> str:
-    """The key in RESET_NAMES, or the kind with its numbers, in full; `none` for none."""
-    return "none" if reset is None else name_or_numbers(RESET_NAMES, reset, "=")
-
-
-def ramping_name(ramping: Ramping) -> str:
-    """The key in RAMPING_NAMES, or the kind with its numbers, in full; `none` for none."""
-    return "none" if ramping is None else name_or_numbers(RAMPING_NAMES, ramping, "=")
 
 
 def distill_name(distill: Distill | None) -> str:

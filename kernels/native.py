@@ -1,52 +1,33 @@
-"""The C++ of cpp/, compiled for this processor and called lane by lane: the fast path of training on a CPU.
+"""The C++ of cpp/ (native_library.py), called lane by lane: the fast path of training on a CPU.
 
 A step on a CPU is bound by passes over tensors, by transposing what a product contracts over its rows, and by the calls
 themselves. A function here reads an operand in the orientation that it has, keeps a lane in the cache from the first
 read to the last write, and costs a few microseconds to call. Its specification is the reference, whose bits it has.
-
-The library is built once, in five seconds, and kept in the user's cache folder under a name that follows from the
-sources, the compiler and the processor. What lies there and is not whole is built again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fp4dse.dse.formats import ELEMENTS, SMALLEST
-from fp4dse.dse.program.cache import cache_folder
 from fp4dse.dse.quantizer import MACRO_BLOCK
-from fp4dse.kernels import compiling
-from fp4dse.kernels.ops.adamw import NUMBERS
+from fp4dse.kernels.native_library import CODECS, SOURCES, Arguments, library
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.ops.rounded.copies import Copies
 from fp4dse.kernels.quant.call import Call
-from fp4dse.kernels.quant.descriptor import FLOATS, INTS, LEVELS
+from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.reading import columns_read_in_cpp
 from fp4dse.kernels.quant.spec.codecs import Encoded
 from fp4dse.kernels.quant.spec.codecs.dialects import NEAREST
 
-SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
-MAIN = Path(__file__).with_name("cpp") / "native.cpp"
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-CODECS = (
-    *("block", "table", "softmax", "quest", "sawb", "macro", "split", "eden", "hif4", "if4"),
-    *("mixfp4", "razer", "dialects", "radix4", "exact"),
-)
-"""Those of `codecs.CODECS` that are here: the names of functions of cpp/codecs.h."""
 OPERAND_CODECS = ("block", "table")
 """Those that `operand` has, in either orientation."""
 BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -65,41 +46,8 @@ each macro block."""
 BESIDE = ("ema", "scale_stochastic")
 """Columns of lanes that need tensors which a call record does not carry: a guide, random bits of scales."""
 
-_KINDS = {
-    "int64_t": (
-        *("stride", "rows", "width", "block", "columns", "unpadded", "codec", "factors", "decoded"),
-        *("step", "site", "stream", "scales", "metas1", "metas2"),
-    ),
-    "const float*": ("x", "amax", "guide", "nearest"),
-    "const Floats*": ("floats",),
-    "const Ints*": ("ints",),
-    "const Levels*": ("levels",),
-    "const int64_t*": ("seeds",),
-    "const uint16_t*": ("random", "scale_random"),
-    "float*": ("out", "dec", "scale", "meta1", "meta2"),
-}
-CALL = {name: kind for kind, names in _KINDS.items() for name in names}
-"""The fields of what `quantize` in cpp/native.cpp is called with, and their types. A pointer to nothing is null.
-
-x                     lanes `stride` numbers apart, each [rows, width], or [width, rows] of `columns`
-block                 numbers along width that share a scale, of which so many are not padding (`unpadded`)
-codec                 its place in CODECS
-floats, ints, levels  descriptor tables, a row a lane; levels of codec `table`
-factors, amax         parts of a lane with a tensor factor each; their maxima [lanes, factors], or null for those of x
-guide                 as x, without gaps; nearest: `dialects.NEAREST`
-random, scale_random  of the elements as x lies, without gaps, and [lanes, n] of the scales
-seeds …               or keys that the random bits of the elements are drawn by
-out, dec              as x, without gaps: q · scale if it is to be `decoded`, else q; and [lanes, factors]
-scale, meta1, meta2   what else is asked for: [lanes, `scales`], [lanes, `metas1`], [lanes, `metas2`]
-"""
-
 SERIAL = 1 << 16
 """Elements that are not worth a second thread."""
-
-
-class _Call(ctypes.Structure):
-    __slots__ = ()  # a field of another name is an error
-    _fields_ = [(name, ctypes.c_void_p if kind.endswith("*") else ctypes.c_int64) for name, kind in CALL.items()]
 
 
 @cache
@@ -108,7 +56,7 @@ def why_not_native() -> str | None:
     if os.environ.get("FP4DSE_EAGER"):
         return "native code not taken: FP4DSE_EAGER is set"
     try:
-        _library()
+        library()
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         return f"native code not taken: {' '.join(said.split())[:200]}"
@@ -234,8 +182,8 @@ def _quantize(
         numbers[f"metas{number}"] = count = each * n if each else n * block // MACRO_BLOCK
         given[f"meta{number}"] = torch.empty(lanes, count)
     numbers |= {"stride": x.stride(0), "codec": CODECS.index(codec), "decoded": decoded, "scales": scales}
-    call = _Call(factors=factors, **numbers, **{name: tensor.data_ptr() for name, tensor in given.items()})
-    _over(lanes, x.numel(), _library().quantize, ctypes.byref(call))
+    arguments = Arguments(factors=factors, **numbers, **{name: tensor.data_ptr() for name, tensor in given.items()})
+    _over(lanes, x.numel(), library().quantize, ctypes.byref(arguments))
     meta = {}
     for number, (name, (dtype, each)) in enumerate(metas.items(), 1):
         values = given[f"meta{number}"].to(dtype)
@@ -247,7 +195,7 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     """`philox.words`."""
     out = torch.empty(len(seeds), count, 4, dtype=torch.int32)
     at = stream, int(step), int(site), int(first), count, out.data_ptr()
-    _over(len(seeds), out.numel(), _library().words, seeds.contiguous().data_ptr(), *at)
+    _over(len(seeds), out.numel(), library().words, seeds.contiguous().data_ptr(), *at)
     return out
 
 
@@ -264,7 +212,7 @@ def adamw(
     """`ops.adamw`, in place."""
     tensors = flat, mean, square, gradient.contiguous(), alive, numbers.contiguous(), decaying
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    _over(len(flat), flat.numel(), _library().adamw, *pointers, flat.shape[1])
+    _over(len(flat), flat.numel(), library().adamw, *pointers, flat.shape[1])
     if copies is not None:
         copies.refresh(changed=True)
 
@@ -273,7 +221,7 @@ def silu(x: Tensor) -> Tensor:
     """`ops.silu` of float32 x, without a gradient."""
     x = x.contiguous()
     out = torch.empty_like(x)
-    _over(x.numel(), x.numel(), _library().silu, x.data_ptr(), out.data_ptr())
+    _over(x.numel(), x.numel(), library().silu, x.data_ptr(), out.data_ptr())
     return out
 
 
@@ -281,7 +229,7 @@ def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
     """The gradient of x from g, that of silu(x)."""
     x, g = x.contiguous(), g.contiguous()
     out = torch.empty_like(x)
-    _over(x.numel(), x.numel(), _library().silu_gradient, x.data_ptr(), g.data_ptr(), out.data_ptr())
+    _over(x.numel(), x.numel(), library().silu_gradient, x.data_ptr(), g.data_ptr(), out.data_ptr())
     return out
 
 
@@ -290,7 +238,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     out = torch.empty_like(rows)
     lanes, count, n = rows.shape
-    _over(lanes, count * rows.numel(), _library().orthonormal, rows.data_ptr(), out.data_ptr(), count, n)
+    _over(lanes, count * rows.numel(), library().orthonormal, rows.data_ptr(), out.data_ptr(), count, n)
     return out
 
 
@@ -310,68 +258,3 @@ def _over(count: int, elements: int, function: Callable[..., None], *arguments: 
 def _threads(count: int, _pid: int) -> ThreadPoolExecutor:
     """Of this process: a fork has none of its parent's."""
     return ThreadPoolExecutor(count)
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """Built if this processor has none yet, or a broken one. Raises what `why_not_native` catches if that fails."""
-    file = _folder() / f"native-{_key()}.so"
-    command = [_compiler(), *FLAGS, *_definitions(), "-fPIC", "-shared", "-o", str(file), str(MAIN)]
-    if not compiling.is_there(file):
-        compiling.build(command, timeout=120)
-    try:
-        return _loaded(file)
-    except (OSError, AttributeError) as error:  # another library, or a damaged one
-        compiling.say_again(file, error)
-        compiling.build(command, timeout=120)
-        return _loaded(file)
-
-
-def _loaded(file: Path) -> ctypes.CDLL:
-    """The library in the file. OSError if it is none, AttributeError if a function is missing."""
-    library = ctypes.CDLL(str(file))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.quantize.argtypes = [pointer, *[number] * 2]
-    library.words.argtypes = [pointer, *[number] * 5, pointer, *[number] * 2]
-    library.adamw.argtypes = [*[pointer] * 7, *[number] * 3]
-    library.silu.argtypes = [*[pointer] * 2, *[number] * 2]
-    library.silu_gradient.argtypes = [*[pointer] * 3, *[number] * 2]
-    library.orthonormal.argtypes = [*[pointer] * 2, *[number] * 4]
-    for name in ("quantize", "words", "adamw", "silu", "silu_gradient", "orthonormal"):
-        getattr(library, name).restype = None
-    return library
-
-
-def _compiler() -> str:
-    for name in os.environ.get("CXX", "g++"), "clang++":
-        if found := shutil.which(name):
-            return found
-    raise OSError("no C++ compiler found (install g++ or set CXX)")
-
-
-def _definitions() -> list[str]:
-    """Definitions for the sources: columns of tables, of which their structures are made, names, and formats."""
-    named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": NUMBERS, "CODEC_NAMES": CODECS}
-    lists = [f"-D{name}={','.join(columns)}" for name, columns in named.items()]
-    fields = "".join(f"{kind} {name};" for name, kind in CALL.items())
-    grid = ELEMENTS["int4"]
-    numbers = {"LEVELS": str(LEVELS), "MACRO_BLOCK": str(MACRO_BLOCK), "SMALLEST": f"({SMALLEST})"}
-    numbers |= {"INT4_PMIN": f"{2.0**grid.emin}f", "INT4_ULPS": f"{2.0**grid.mantissa}f", "INT4_MAX": f"{grid.max}f"}
-    return [*lists, f"-DCALL_FIELDS={fields}", *(f"-D{name}={value}" for name, value in numbers.items())]
-
-
-def _key() -> str:
-    """A hash of all that the library depends on: source, flags, compiler and processor."""
-    version = subprocess.run([_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    text = "\n".join([*(file.read_text() for file in SOURCES), *FLAGS, *_definitions(), version, *processor])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _folder() -> Path:
-    """Of the user's cache; where that cannot be written, a new one that is this process's alone: code is loaded."""
-    folder = cache_folder()
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="fp4dse-"))

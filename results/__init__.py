@@ -11,7 +11,8 @@ from fp4dse.results.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from fp4dse.results.report import write_report
-    from fp4dse.results.stats.paired import add_gap, learning_rates
+    from fp4dse.results.stats.learning_rates import learning_rates
+    from fp4dse.results.stats.paired import add_gap
     from fp4dse.results.stats.recipes.candidates import candidates
     from fp4dse.results.stats.recipes.confirmed import confirmed
     from fp4dse.results.stats.recipes.equal_cost import matched
@@ -37,7 +38,8 @@ __getattr__ = lazy(
     __name__,
     **{
         "report": ("write_report",),
-        "stats.paired": ("add_gap", "learning_rates"),
+        "stats.learning_rates": ("learning_rates",),
+        "stats.paired": ("add_gap",),
         "stats.recipes.candidates": ("candidates",),
         "stats.recipes.confirmed": ("confirmed",),
         "stats.recipes.equal_cost": ("matched",),

@@ -159,9 +159,9 @@ ADDED: dict[str, Edits] = {
         ],
     },
     "optimizer": {
-        "dse/training.py": [
+        "dse/optimizer.py": [
             (
-                "Share = Annotated[float, msgspec.Meta(ge=0, le=1)]\n",
+                "from fp4dse.dse.record import NotNegative, Part, Positive, name_or_numbers\n",
                 '\n\nclass Signs(Part, frozen=True, tag_field="kind", tag="signs"):\n    """The gradient\'s sign."""\n',
             ),
             ("Optimizer = AdamW | SGD", " | Signs"),
@@ -178,7 +178,7 @@ ADDED: dict[str, Edits] = {
         ],
         "tasks/optimizers/lane_optimizer.py": [
             ("KINDS: dict[type, ModuleType] = {AdamW: adamw", ", Signs: signs"),
-            ("from fp4dse.dse.training import SGD, AdamW", ", Signs"),
+            ("from fp4dse.dse.optimizer import SGD, AdamW", ", Signs"),
             ("from fp4dse.tasks.optimizers import adamw", ", signs"),
         ],
     },

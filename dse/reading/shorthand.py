@@ -18,33 +18,30 @@ from fp4dse.dse.formats import ELEMENTS, PLAIN
 from fp4dse.dse.inject import INJECT_NAMES, Inject
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.noise import NOISE_NAMES, Noise
+from fp4dse.dse.optimizer import OPTIMIZER_NAMES, Optimizer
+from fp4dse.dse.oscillation import RAMPING_NAMES, RESET_NAMES, Ramping, Reset
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
 from fp4dse.dse.own_formats import Element
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
-from fp4dse.dse.record import Part, accepted, field_types, options, part_types, required_fields, takes
+from fp4dse.dse.record import (
+    NotNegative,
+    Part,
+    Positive,
+    accepted,
+    field_types,
+    options,
+    part_types,
+    required_fields,
+    takes,
+)
 from fp4dse.dse.rollout import ROLLOUT_NAMES, Rollout
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
+from fp4dse.dse.schedule import SCHEDULE_NAMES, Schedule
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
-from fp4dse.dse.training import (
-    CORESET_NAMES,
-    DISTILL_NAMES,
-    OPTIMIZER_NAMES,
-    RAMPING_NAMES,
-    RESET_NAMES,
-    SCHEDULE_NAMES,
-    Coreset,
-    Distill,
-    Growth,
-    NotNegative,
-    Optimizer,
-    Positive,
-    Ramping,
-    Reset,
-    Schedule,
-)
+from fp4dse.dse.training import CORESET_NAMES, DISTILL_NAMES, Coreset, Distill, Growth
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,

@@ -8,22 +8,17 @@ from fp4dse.dse.channels import channels_name
 from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.noise import noise_name
+from fp4dse.dse.optimizer import optimizer_name
+from fp4dse.dse.oscillation import ramping_name, reset_name
 from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import block_name
 from fp4dse.dse.rollout import rollout_name
 from fp4dse.dse.rounding import rounding_name
 from fp4dse.dse.scale import scale_name
+from fp4dse.dse.schedule import schedule_name
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, grouped, rotation_name, with_exceptions
-from fp4dse.dse.training import (
-    Training,
-    coreset_name,
-    distill_name,
-    optimizer_name,
-    ramping_name,
-    reset_name,
-    schedule_name,
-)
+from fp4dse.dse.training import Training, coreset_name, distill_name
 
 if TYPE_CHECKING:
     from fp4dse.dse.recipe import Recipe

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.inject import inject_name
+from fp4dse.dse.optimizer import SGD, AdamW
 from fp4dse.dse.outliers import LearnedClip, TrainedFactors, TrainedScales, outlier_words
 from fp4dse.dse.quantizer import Quantizer, block_name, tile
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Ema, Nearest
 from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.stages import STAGES
-from fp4dse.dse.training import SGD, AdamW
 
 _RUNNING = ("momentum", "theta", "gamma1", "gamma2")
 """Fields of optimizers that are the share of the past in a running average."""

@@ -12,7 +12,7 @@
 
 namespace {
 
-// The columns of tables: native.py names them. It refuses lanes whose row needs a column that is not read here.
+// The columns of tables: native_library.py names them. native.py refuses lanes whose row needs one that is not read here.
 struct Floats { float FLOAT_COLUMNS; };
 struct Ints { int32_t INT_COLUMNS; };
 struct Levels { float value[LEVELS], bound[LEVELS - 1]; };  // what stands behind FLOATS for codec `table`

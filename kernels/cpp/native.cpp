@@ -1,5 +1,5 @@
-// Functions that native.py compiles and calls: operands of products, random numbers, and what stands between products, a
-// lane at a time. A lane's tensors stay in the cache from the first read to the last write.
+// Functions that native_library.py compiles and native.py calls: operands of products, random numbers, and what stands
+// between products, a lane at a time. A lane's tensors stay in the cache from the first read to the last write.
 //
 // Each takes lanes, or elements, from `first` on, up to `last`.
 
@@ -10,7 +10,7 @@
 namespace {
 
 struct AdamW { float ADAMW_NUMBERS; };
-struct Call { CALL_FIELDS };  // what an operand is quantized by: native.py says what each is
+struct Call { CALL_FIELDS };  // what an operand is quantized by: native_library.py says what each is
 
 constexpr void (*CODECS[])(const Lane&) = {CODEC_NAMES};
 

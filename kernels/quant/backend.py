@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels import dispatch, native
+from fp4dse.kernels import dispatch, native, native_library
 from fp4dse.kernels.ops.fp8 import Shift
 from fp4dse.kernels.quant.descriptor import unheeded
 from fp4dse.kernels.quant.spec import low_rank, reference
@@ -129,7 +129,7 @@ def _compiled() -> Backend:
         heeded=lambda codec, _: native.heeded(codec) - {*native.BESIDE},
         rotations=(),
         by_scales=native.by_scales,
-        scale_codecs=native.CODECS,
+        scale_codecs=native_library.CODECS,
         scale_heeded=lambda codec, _: native.heeded(codec),
         quantize_blocks=native.quantize_blocks,
         orthonormal=native.orthonormal,

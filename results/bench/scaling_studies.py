@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.bench.statistics import Score, summed
+from fp4dse.results.bench.scores import Score
+from fp4dse.results.bench.statistics import summed
 from fp4dse.results.published import tables
 from fp4dse.results.stats.estimates.curve_fits import Array
 from fp4dse.results.stats.estimates.rankings import signs, spearman

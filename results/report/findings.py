@@ -10,12 +10,14 @@ from typing import Any
 import pandas as pd
 
 from fp4dse.dse import Quantizer
-from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.learning_rates import learning_rates
+from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
+from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ, confirmed_if_any, verdicts_from, with_chance
 from fp4dse.results.stats.recipes.summary import noise_floor, summarize
-from fp4dse.results.stats.recipes.verdict import VERDICTS_READ, Verdict, confirmed_if_any, verdicts_from, with_chance
+from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.stats.techniques.divergence import divergence
 from fp4dse.results.stats.techniques.effects import EFFECTS_READ, effects
 from fp4dse.results.stats.techniques.marginal import marginal

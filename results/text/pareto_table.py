@@ -17,21 +17,19 @@ from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
-from fp4dse.results.stats.recipes.margins import margin_text
 from fp4dse.results.stats.recipes.summary import ROLLOUT
-from fp4dse.results.stats.recipes.verdict import EXPECTED_WORDS, Confirmed, Verdict, bf16_words
+from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import (
     UNKNOWN,
-    best,
     change,
     change_range,
-    change_with_range,
     counted,
     share_with_band,
     size,
     written_in,
 )
+from fp4dse.results.text.verdict_text import verdict_text, wrapped
 
 STAR = "★"
 BETTER = {"lower": "↓", "higher": "↑"}
@@ -76,7 +74,7 @@ def pareto_table(
         with written_in(unit_of(lines)):
             block = [
                 titles[keys],
-                _wrapped(baseline_text(floor), width, 6),
+                wrapped(baseline_text(floor), width, 6),
                 "",
                 *_body(lines, called, limit, width),
                 "",
@@ -96,92 +94,12 @@ def pareto_table(
         *([MATCHED] if _is_matched(summary) else []),
     ]
     legend += [*remarks, *filter(None, [called.says()])]
-    return "\n\n\n".join(blocks) + "\n\n" + "\n".join(_wrapped(line, width, 0) for line in legend)
-
-
-def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
-    """A setting's answers, a paragraph each."""
-    return "\n".join(_wrapped(f"{title + ':':<10}{text}", width, 10) for title, text in answers(verdict, called))
-
-
-def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
-    """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, what counts as the same, and
-    warnings. What was confirmed on fresh seeds goes first, and the screened answer says that it is one."""
-    with written_in(verdict.unit):
-        return _answers(verdict, called)
+    return "\n\n\n".join(blocks) + "\n\n" + "\n".join(wrapped(line, width, 0) for line in legend)
 
 
 def unit_of(lines: pd.DataFrame) -> object:
     """The gap_unit of lines of `summarize` or `noise_floor` of one setting."""
     return POINTS if are_shares(lines).any() else None
-
-
-def _answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
-    new = verdict.confirmed
-    use, sure = _use(verdict, called), _sure(verdict)
-    if new is None:
-        found = [("Use", use), ("How sure", sure), ("Cost", _cost(verdict))]
-    else:
-        found = [("Use", confirmed_text(new, called)), ("How sure", _sure_when_confirmed(new))]
-        found += [("Cost", _cost(verdict)), ("Screened", f"{use.removesuffix('.')}; {sure}")]
-    found += [("Same", f"{verdict.margin.sentence()}.")] if verdict.config_id is not None else []
-    warnings = (*verdict.warnings, *(new.warnings() if new else ()))
-    found += [("Beware", f"{warning}.") for warning in warnings]
-    return [(title, text) for title, text in found if text]
-
-
-def _wrapped(text: str, width: int, indent: int) -> str:
-    """Lines of at most `width`, all but the first of them indented."""
-    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
-
-
-def _use(verdict: Verdict, called: Labels) -> str:
-    if verdict.config_id is None:
-        return f"nothing of this: {verdict.none}."
-    why = verdict.lowest_words
-    if verdict.config_id != verdict.lowest:
-        near = f"within {margin_text(verdict.margin.value)} of {why}"
-        why = f"the cheapest of those {near} that the seeds do not tell apart from it"
-    against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
-    basis = f"; {EXPECTED_WORDS}" if verdict.is_expected else ""
-    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')}{basis})."
-
-
-def _sure(verdict: Verdict) -> str:
-    if verdict.config_id is None:
-        return ""
-    says = [verdict.sure()]
-    if verdict.open:
-        other = f"{counted(verdict.open, 'other recipe')} not told apart from {verdict.lowest_words}"
-        if math.isfinite(verdict.more_seeds):
-            other += f" ({counted(int(verdict.more_seeds), 'more seed')} would settle the nearest)"
-        says.append(other)
-    return f"{'; '.join(says)}."
-
-
-def confirmed_text(new: Confirmed, called: Labels) -> str:
-    """The recipe that fresh seeds chose, and its loss on those that did not choose, as a sentence."""
-    why = best()
-    if new.config_id != new.lowest:
-        near = f"within {margin_text(new.margin.value)} of {best()} ({called.of(new.lowest_label)})"
-        why = f"the cheapest of those {near} and not told apart from it"
-    moved = change_with_range(new.gap, new.gap_low, new.gap_high)
-    chosen = f"confirmed on {counted(new.chosen_on + new.estimated_on, 'fresh seed')}: {why} on {new.chosen_on} of them"
-    return f"{called.of(new.label)}, {chosen}, {moved} against BF16 on the other {new.estimated_on}."
-
-
-def _sure_when_confirmed(new: Confirmed) -> str:
-    others = f"; {counted(new.open, 'other candidate')} not told apart from it" if new.open else ""
-    return f"{bf16_words(new.bf16, new.margin)}{others}."
-
-
-def _cost(verdict: Verdict) -> str:
-    overhead, band = verdict.price
-    if verdict.config_id is None or math.isnan(overhead):
-        return ""
-    of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
-    alone = ", the trainer's alone: what its rollouts take is not in it" if verdict.unit == POINTS else ""
-    return f"{share_with_band(overhead, band)} of BF16's modelled step time{of}{alone}."
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:

@@ -27,11 +27,13 @@ from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.recipes.equivalence import differences
 from fp4dse.results.stats.recipes.margins import margin_of
-from fp4dse.results.stats.recipes.verdict import VERDICTS_READ, Against, bf16_words, verdicts
+from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ, verdicts
+from fp4dse.results.stats.recipes.verdict import Against, bf16_words
 from fp4dse.results.stats.stages import screened
 from fp4dse.results.text.labels import short_labels
-from fp4dse.results.text.pareto_table import answers, metric_title
+from fp4dse.results.text.pareto_table import metric_title
 from fp4dse.results.text.ratios import change_with_range, noun, written_in
+from fp4dse.results.text.verdict_text import answers
 from fp4dse.sweeps.stores import report_path
 
 log = logging.getLogger(__name__)

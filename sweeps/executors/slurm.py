@@ -1,8 +1,7 @@
 """Runs jobs as array tasks of SLURM, handed in through submitit. Driver and nodes share a disk, and nothing else.
 
-An array task is a loop: it claims the next job, runs it as the local executor does, and goes on until there is none or
-its time is nearly up. So one array task trains many jobs, and tasks that the site starts late or kills cost nothing but
-their own job. All is files in a folder of this driver, `<jobs>/../slurm/<id>/`:
+An array task is a loop over jobs (slurm_task.py). So one trains many jobs, and tasks that the site starts late or kills
+cost nothing but their own job. All is files in a folder of this driver, `<jobs>/../slurm/<id>/`:
 
     queue/000123-NAME      a job that waits, in the order in which the driver started them
     claimed/NAME@123_4     the same file, renamed by the array task 123_4 that runs it: a rename has one winner
@@ -27,23 +26,21 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.dse.reading.files import decode_json
-from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
-from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running, check_options
-from fp4dse.sweeps.jobs.jobfolder import job_name, read_job, read_result, write_job
+from fp4dse.sweeps.executors.local import GRACE_S
+from fp4dse.sweeps.executors.outcome import Outcome, Running, check_options
+from fp4dse.sweeps.executors.slurm_task import REPORT_S, ArrayTask, End
+from fp4dse.sweeps.jobs.jobfolder import job_name, read_result, write_job
 from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.tasks.job import Job, Progress
 
@@ -51,86 +48,9 @@ SBATCH = ("partition", "account", "qos", "constraint", "mem")
 OPTIONS = dict.fromkeys((*SBATCH, "gpus", "array"), "") | {"time": "240", "cpus": "1", "idle": "60"}
 WARN_S = 60
 """SLURM is asked for a signal so long before it ends a task."""
-REPORT_S = 1.0
 SQUEUE_S = 10.0
 MISSES = 3
 """So many looks at squeue must miss an array task before it is taken for gone: shared disks are slow to agree."""
-
-
-class End(msgspec.Struct, frozen=True):
-    """`ended.json`: an Outcome without job and result, which lie beside it."""
-
-    kind: Kind
-    reason: str
-    pace: Pace
-
-
-@dataclass
-class ArrayTask:
-    """The program of an array task: a loop over jobs."""
-
-    pool: Path
-    work: Path
-    command: tuple[str, ...]
-    limit_s: float
-    idle_s: float
-    warned: bool = False
-    reported_at: float = 0.0
-
-    def __call__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._warn)
-        executor = LocalExecutor(self.work, [{}], self.command, self.limit_s)
-        last = time.monotonic()
-        while not self._is_over() and time.monotonic() - last < self.idle_s:
-            folder = claim(self.pool, self.work, this_array_task())
-            if folder is None:
-                time.sleep(0.5)
-                continue
-            with contextlib.suppress(OSError, msgspec.DecodeError):  # the driver took the job back
-                job, _ = read_job(folder)
-                outcome = run_alone(executor, folder, job, partial(self._report, folder))
-                end = End(outcome.kind, outcome.reason, outcome.pace)
-                if self.warned:  # SLURM's signal reaches the worker too, and a program that does not expect it dies
-                    end = End("stopped", "stopped, as its time was nearly up", outcome.pace)
-                _write(folder / "ended.json", end)
-            last = time.monotonic()
-        executor.stop()
-
-    def _warn(self, *_: object) -> None:
-        self.warned = True
-
-    def _is_over(self) -> bool:
-        return self.warned or (self.pool / "closed").exists() or not self.pool.exists()
-
-    def _report(self, folder: Path, progress: Progress | None) -> bool:
-        if time.monotonic() - self.reported_at < REPORT_S:
-            return self.warned
-        self.reported_at = time.monotonic()
-        if progress:
-            with contextlib.suppress(OSError):
-                _write(folder / "progress.json", progress)
-        return self._is_over()
-
-
-def this_array_task() -> str:
-    """The name under which squeue lists the task that this process is."""
-    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "none")
-
-
-def claim(pool: Path, work: Path, task_id: str) -> Path | None:
-    """The folder of the next job that waits, now ours; None if there is none."""
-    try:
-        waiting = sorted(os.listdir(pool / "queue"))
-    except FileNotFoundError:
-        return None
-    for entry in waiting:
-        name = entry.partition("-")[2]
-        with contextlib.suppress(FileNotFoundError):  # another was quicker
-            os.rename(pool / "queue" / entry, pool / "claimed" / f"{name}@{task_id}")
-            return work / name
-    return None
 
 
 @dataclass
@@ -339,8 +259,3 @@ def _squeue() -> set[str] | None:
 def _cancel(arrays: list[str]) -> None:
     if arrays:
         subprocess.run(["scancel", "--quiet", *arrays], capture_output=True)
-
-
-def _write(path: Path, record: msgspec.Struct) -> None:
-    with whole_file(path) as hidden:
-        hidden.write_bytes(msgspec.json.encode(record))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 import msgspec
 from torch import Tensor
 
-from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, Muon, StableSPAM, Training, Triangle
+from fp4dse.dse.optimizer import SGD, AdamW, Muon, StableSPAM
+from fp4dse.dse.schedule import Constant, Cosine, Linear, Triangle
+from fp4dse.dse.training import Training
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
+from fp4dse.dse.optimizer import SGD, AdamW, Muon, StableSPAM
 from fp4dse.kernels.block_scales import BlockScales
 from fp4dse.kernels.factors import Factors
 from fp4dse.kernels.learned import ClipParameter

@@ -3,7 +3,7 @@
     mean    <- μ · mean + (1 - μ) · g
     ahead    = μ · mean + (1 - μ) · g               with Nesterov momentum, else the mean
     X        = ahead / max(‖ahead‖, 1e-7)           five times:  A = X Xᵀ,  X <- a · X + (b · A + c · A²) X
-    update   = X · scale(outputs, inputs) · gain    scale: dse.training.MUON_SCALES
+    update   = X · scale(outputs, inputs) · gain    scale: dse.optimizer.MUON_SCALES
 
 The iteration (Newton–Schulz, with the coefficients of its users) moves the singular values of a matrix to about 1. It
 is for the weights of hidden layers: all products but the embedding's and the head's. A convolution's is the matrix of
@@ -24,7 +24,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from fp4dse.dse.training import MUON_SCALES, Muon
+from fp4dse.dse.optimizer import MUON_SCALES, Muon
 from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import adam
 from fp4dse.kernels.ops.elementary import sqrt

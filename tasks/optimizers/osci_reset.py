@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.training import OsciReset, Reset
+from fp4dse.dse.oscillation import OsciReset, Reset
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.tasks.optimizers.oscillation import Oscillation
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.training import QRamping, Ramping
+from fp4dse.dse.oscillation import QRamping, Ramping
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.tasks.optimizers.oscillation import WINDOW, Oscillation
 from fp4dse.tasks.task import Task

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fp4dse.dse.training import SGD
+from fp4dse.dse.optimizer import SGD
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors
 
 STATE = {"buffer": "element"}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp4dse.dse.training import StableSPAM
+from fp4dse.dse.optimizer import StableSPAM
 from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import adam
 from fp4dse.kernels.ops.elementary import sqrt

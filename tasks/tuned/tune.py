@@ -25,8 +25,9 @@ from typing import NamedTuple
 import msgspec
 
 from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.optimizer import SGD
 from fp4dse.dse.reading.files import decode_json
-from fp4dse.dse.training import SGD, Training
+from fp4dse.dse.training import Training
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import train

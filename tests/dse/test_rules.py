@@ -13,12 +13,14 @@ from fp4dse.dse.inject import INJECT_NAMES
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.noise import Noise
+from fp4dse.dse.optimizer import SGD, Muon
+from fp4dse.dse.oscillation import QRamping
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.rules import RECIPE_RULES, canonical_faults
 from fp4dse.dse.rules.quantizers import QUANTIZER_RULES
-from fp4dse.dse.training import SGD, Distill, Muon, QRamping, Training
+from fp4dse.dse.training import Distill, Training
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
 

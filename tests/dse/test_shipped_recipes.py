@@ -4,8 +4,11 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
 from fp4dse.dse.channels import channels_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.optimizer import Muon, StableSPAM
+from fp4dse.dse.oscillation import OsciReset, QRamping
+from fp4dse.dse.schedule import Triangle
 from fp4dse.dse.stages import rotation_name
-from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training, Triangle
+from fp4dse.dse.training import Training
 from tests.each import each
 
 

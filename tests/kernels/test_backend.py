@@ -6,7 +6,7 @@ import torch
 
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels import LaneNumerics, backend, native, why_not_compiled
+from fp4dse.kernels import LaneNumerics, backend, native, native_library, why_not_compiled
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.tasks.threads import torch_threads
@@ -38,7 +38,7 @@ def test_many_threads_have_the_bits_of_the_reference():
 
 @pytest.fixture
 def no_compiler(monkeypatch, tmp_path):
-    cached = native._library, native.why_not_native, backend
+    cached = native_library.library, native.why_not_native, backend
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     for function in cached:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fp4dse.kernels import compiling, native
+from fp4dse.kernels import compiling, native, native_library
 
 COMPILING = Path(compiling.__file__)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked through prctl, and files are ELF's")
@@ -20,16 +20,16 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked 
 def cache(tmp_path, monkeypatch):
     """A cache of its own with the library in it, and a compiler that copies the one that was built before."""
     assert native.why_not_native() is None
-    built = native._folder() / f"native-{native._key()}.so"
+    built = native_library._folder() / f"native-{native_library._key()}.so"
     compiler = program(
         tmp_path / "c++", f'[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\ncp {built} $2'
     )
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for function in native._library, native.why_not_native:
+    for function in native_library.library, native.why_not_native:
         function.cache_clear()
-    yield native._folder() / f"native-{native._key()}.so"
-    for function in native._library, native.why_not_native:
+    yield native_library._folder() / f"native-{native_library._key()}.so"
+    for function in native_library.library, native.why_not_native:
         function.cache_clear()
 
 
@@ -61,7 +61,7 @@ def test_a_library_that_is_cut_off_is_built_again_and_standard_error_says_so(cac
     whole = cache.read_bytes()
     cache.unlink()  # not cut off in place: this process has it loaded
     cache.write_bytes(whole[: kept if isinstance(kept, int) else int(len(whole) * kept)])
-    for function in native._library, native.why_not_native:
+    for function in native_library.library, native.why_not_native:
         function.cache_clear()
     assert native.why_not_native() is None
     assert cache.read_bytes() == whole

@@ -16,8 +16,9 @@ from torch import nn
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.optimizer import StableSPAM
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.dse.training import StableSPAM, Training
+from fp4dse.dse.training import Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert, lanes
 from fp4dse.kernels.conv import QuantConv2d
 from fp4dse.kernels.converted import ConvertedLinear

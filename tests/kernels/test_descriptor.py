@@ -21,7 +21,7 @@ from fp4dse.dse.own_formats import TableElement
 from fp4dse.dse.record import Part
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
 from fp4dse.dse.scale import TensorScale
-from fp4dse.kernels import LaneNumerics, lanes, native
+from fp4dse.kernels import LaneNumerics, lanes, native, native_library
 from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.quant import descriptor
 from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
@@ -62,8 +62,10 @@ def planted(monkeypatch):
     new = {"first": ODD} | new | {"half_away": columns["half_away"]}  # every other column moves
     new["to_odd"] = ODD
     monkeypatch.setitem(descriptor.ROUNDING, Nearest, lambda rounding: {"to_odd": rounding.ties == "away"})
-    monkeypatch.setattr(native, "FLAGS", ("-O1", *native.FLAGS[1:]))  # half the time to compile, the same bits
-    libraries = native.heeded, native._library, native.why_not_native, heeding.heeded, heeding.heeded_by_scales, unread
+    quick = ("-O1", *native_library.FLAGS[1:])  # half the time to compile, the same bits
+    monkeypatch.setattr(native_library, "FLAGS", quick)
+    of_native = native.heeded, native_library.library, native.why_not_native
+    libraries = *of_native, heeding.heeded, heeding.heeded_by_scales, unread
     descriptor.INTS.clear()
     descriptor.INTS.update(new)
     for function in libraries:
@@ -143,7 +145,7 @@ def needed(codec):
 def test_what_each_path_does_not_read_today():
     """Of the columns that its definition reads; whoever adds one comes by here."""
     assert {*descriptor.FLOATS, *descriptor.INTS} == needed("block")
-    assert {codec: needed(codec) - native.heeded(codec) for codec in native.CODECS} == {
+    assert {codec: needed(codec) - native.heeded(codec) for codec in native_library.CODECS} == {
         codec: {"ema"} if codec == "exact" else set() for codec in CODECS
     }
     for codec in limits.CODECS:
@@ -181,11 +183,11 @@ def test_every_feature_has_a_column():
 
 
 def test_a_column_that_one_codec_alone_reads_in_native_code_is_refused_for_the_others(planted, monkeypatch, tmp_path):
-    for file in native.SOURCES:
+    for file in native_library.SOURCES:
         text = file.read_text().replace("void razer(const Lane& b) {", "void razer(const Lane& b) { (void)b.i.to_odd;")
         (tmp_path / file.name).write_text(text)
     monkeypatch.setattr(native, "SOURCES", sorted(tmp_path.iterdir()))
-    assert [codec for codec in native.CODECS if "to_odd" in native.heeded(codec)] == ["razer"]
+    assert [codec for codec in native_library.CODECS if "to_odd" in native.heeded(codec)] == ["razer"]
     assert refusal(_compiled().why_not_by_scales, RAZER) is None
     assert refusal(_compiled().why_not_by_scales, NVFP4).startswith("to_odd: found 1; accepted: 0 (")
 
@@ -244,9 +246,9 @@ def test_a_codec_whose_elements_the_kernel_has_no_grid_for_is_refused(monkeypatc
 
 @pytest.mark.parametrize("name", ["shift", "block", "size", "step", "amax"])
 def test_a_column_with_the_name_of_another_field_is_not_taken_for_read(name, monkeypatch):
-    assert re.search(rf"\.{name}\b", "".join(file.read_text() for file in native.SOURCES))
+    assert re.search(rf"\.{name}\b", "".join(file.read_text() for file in native_library.SOURCES))
     monkeypatch.setitem(descriptor.INTS, name, descriptor.INTS["encode"])
-    assert not any(name in native.heeded.__wrapped__(codec) for codec in native.CODECS)
+    assert not any(name in native.heeded.__wrapped__(codec) for codec in native_library.CODECS)
 
 
 # --- what the table knows ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic, samples_of
 from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, OwnScale
-from fp4dse.kernels import LaneNumerics, lanes, native
+from fp4dse.kernels import LaneNumerics, lanes, native, native_library
 from fp4dse.kernels.ops import adamw as adam
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops import silu as activations
@@ -283,13 +283,13 @@ def test_silu_and_its_gradient_are_those_of_single_operations():
 def test_without_a_compiler_the_reason_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    native._library.cache_clear()
+    native_library.library.cache_clear()
     native.why_not_native.cache_clear()
     try:
         assert "no C++ compiler found (install g++ or set CXX)" in native.why_not_native()
         assert not native.takes(torch.zeros(1))
     finally:
-        native._library.cache_clear()
+        native_library.library.cache_clear()
         native.why_not_native.cache_clear()
 
 

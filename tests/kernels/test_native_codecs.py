@@ -13,7 +13,7 @@ from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, OwnScale, TensorScale
-from fp4dse.kernels import LaneNumerics, lanes, native
+from fp4dse.kernels import LaneNumerics, lanes, native, native_library
 from fp4dse.kernels.ops.philox import STREAMS, random16
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 from fp4dse.kernels.quant.call import Call
@@ -89,11 +89,13 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_native_code_has_every_codec():
-    assert set(native.CODECS) == set(CODECS)
+    assert set(native_library.CODECS) == set(CODECS)
     assert set(BASES) == set(CODECS)
 
 
-@pytest.mark.parametrize(("codec", "size"), [(c, size) for c in native.CODECS for size in SIZES.get(c, [16, 32, 100])])
+@pytest.mark.parametrize(
+    ("codec", "size"), [(c, size) for c in native_library.CODECS for size in SIZES.get(c, [16, 32, 100])]
+)
 def test_every_codec_beside_whatever_is_given(codec, size):
     """Random bits for elements and scales, averages to round towards, maxima, parts with factors of their own."""
     quantizers, g = population(codec), torch.Generator().manual_seed(size)

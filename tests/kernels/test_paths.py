@@ -10,7 +10,7 @@ from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.estimator import Clipped, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels import native
+from fp4dse.kernels import native, native_library
 from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
 from fp4dse.kernels.quant.operand.kinds import (
     Centred,
@@ -96,7 +96,7 @@ def test_native_code_is_asked_for_its_own_blocks_and_has_the_bits_of_the_referen
 def test_a_machine_says_what_each_path_takes():
     rows = {name: takes for name, takes, _ in described(_compiled(), "no GPU")}
     assert rows["quantizing whole"].startswith("block, table; blocks of 8, 16,")
-    assert rows["quantizing by-scales"] == ", ".join(native.CODECS)
+    assert rows["quantizing by-scales"] == ", ".join(native_library.CODECS)
     assert rows["quantizing tiles"] == rows["gradient through quantizers"] == "no"
     on_gpu = replace(PLAIN, operand=fused.operand, squares=fused.squares, by_scales=by_scales, through=fused.through)
     rows = {name: takes for name, takes, _ in described(on_gpu, None)}

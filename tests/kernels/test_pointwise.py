@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fp4dse.dse.training import AdamW
+from fp4dse.dse.optimizer import AdamW
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.max_abs import max_abs
 from fp4dse.kernels.ops.products import scaled

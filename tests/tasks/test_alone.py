@@ -8,7 +8,9 @@ import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.layers.precision import Finish, Precise
-from fp4dse.dse.training import SGD, Cosine, Linear, Muon, StableSPAM, Training, Triangle
+from fp4dse.dse.optimizer import SGD, Muon, StableSPAM
+from fp4dse.dse.schedule import Cosine, Linear, Triangle
+from fp4dse.dse.training import Training
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung

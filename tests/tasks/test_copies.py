@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM, Training
+from fp4dse.dse.optimizer import SGD, AdamW, Muon, StableSPAM
+from fp4dse.dse.training import Training
 from fp4dse.kernels import QuantLinear
 from fp4dse.kernels.ops.rounded import keep_copy, refresh, rounded
 from fp4dse.tasks import Lane, get_task

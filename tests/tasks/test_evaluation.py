@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.optimizer import AdamW
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.scale import TensorScale
 from fp4dse.dse.stages import Fprop, Hadamard
-from fp4dse.dse.training import AdamW, Training
+from fp4dse.dse.training import Training
 from fp4dse.kernels import lanes as kernel_lanes
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.tasks import Lane, get_task, train

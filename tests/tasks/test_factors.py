@@ -9,10 +9,12 @@ import torch
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import LayerRule
+from fp4dse.dse.optimizer import Muon, StableSPAM
+from fp4dse.dse.oscillation import OsciReset, QRamping
 from fp4dse.dse.outliers import TrainedFactors, outlier_words
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rules import canonical_faults
-from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training
+from fp4dse.dse.training import Training
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, convert
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population

@@ -9,9 +9,10 @@ import torch
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish
+from fp4dse.dse.optimizer import SGD, Muon, StableSPAM
 from fp4dse.dse.outliers import OUTLIER_NAMES, LearnedClip
 from fp4dse.dse.rollout import ROLLOUT_NAMES
-from fp4dse.dse.training import SGD, Muon, StableSPAM, Training
+from fp4dse.dse.training import Training
 from fp4dse.kernels.learned import LEAST
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning

@@ -11,7 +11,8 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.layers.place import Place
-from fp4dse.dse.training import MUON_SCALES, AdamW, Muon, Training
+from fp4dse.dse.optimizer import MUON_SCALES, AdamW, Muon
+from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Stopped
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers, muon

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training, Triangle
+from fp4dse.dse.optimizer import SGD, AdamW, StableSPAM
+from fp4dse.dse.schedule import Constant, Cosine, Linear, Triangle
+from fp4dse.dse.training import Training
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.backward import backward, batch_part

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.training import OsciReset, Training
+from fp4dse.dse.oscillation import OsciReset
+from fp4dse.dse.training import Training
 from fp4dse.kernels import quantize
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning

@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
-from fp4dse.dse.training import SGD, Training
+from fp4dse.dse.optimizer import SGD
+from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.training import SGD, QRamping, Training
+from fp4dse.dse.optimizer import SGD
+from fp4dse.dse.oscillation import QRamping
+from fp4dse.dse.training import Training
 from fp4dse.kernels import quantize
 from fp4dse.kernels.ops.adamw import NUMBERS
 from fp4dse.kernels.ops.adamw import adamw as plain_adamw

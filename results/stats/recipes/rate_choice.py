@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fp4dse.results.stats.paired import TUNED
+from fp4dse.results.stats.learning_rates import TUNED
 from fp4dse.results.text.ratios import counted
 
 PRESET, GIVEN = "preset", "given"

@@ -1,9 +1,7 @@
-"""The verdict on a setting: the recipe to use, how sure that is, what it costs, and warnings.
+"""A setting's verdict as a record: the recipe to use, how sure that is, what it costs, and warnings (recommendation.py
+makes it).
 
-The recipe is the one of the lowest loss, of those that save time against BF16 if any does; where others cost less, are
-within the margin of margins.py and are not told apart from it, the cheapest of these. Where candidates were confirmed
-on fresh seeds (confirmed.py), their answer goes before the screened one. Reports and terminals put the same answers
-into their own form; the words that several of them need stand here.
+Reports and terminals put the same answers into their own form; the words that several of them need stand here.
 """
 
 from __future__ import annotations
@@ -11,25 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import pandas as pd
-
-from fp4dse.dse.cost import BAND
-from fp4dse.results.stats.levels import POINTS, are_shares
-from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, learning_rates, rows_at_best_lr, stacked
-from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
-from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.equivalence import against, cheapest_as_good
-from fp4dse.results.stats.recipes.front_chance import chance_of
-from fp4dse.results.stats.recipes.margins import Margin, margin_of, margin_text
-from fp4dse.results.stats.recipes.pareto import LEAST_SAVING, worth_naming
-from fp4dse.results.stats.recipes.rate_choice import Rates, rates_of
-from fp4dse.results.stats.recipes.summary import SUMMARIZED, summarize
-from fp4dse.results.stats.stages import fresh
+from fp4dse.results.stats.recipes.margins import Margin, margin_text
+from fp4dse.results.stats.recipes.rate_choice import Rates
 from fp4dse.results.text.ratios import best, counted
-
-VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
-"""The columns that verdicts are from."""
 
 Against = Literal["worse", "better", "same", "open", "unknown", "tied"]
 
@@ -53,10 +35,6 @@ FRONT_WORDS = (
 
 EXPECTED_WORDS = "expected on new seeds: the mean of its row, drawn towards what its techniques do in other recipes"
 """Why the gap of a verdict, and its interval, are not those of the recipe's row."""
-
-
-CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
-"""The columns that `front_chance` adds."""
 
 
 class Confirmed(NamedTuple):
@@ -163,13 +141,6 @@ class Verdict(NamedTuple):
         return bf16_words(self.bf16, self.margin) + front
 
 
-NO_RECIPE = pd.Series(
-    {"config_id": None, "label": "", "name": None, "pairs": 0}
-    | dict.fromkeys(["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", *CHANCE, OVERHEAD, *BAND], math.nan)
-)
-"""In place of a line of `with_chance` where no recipe quantizes and has a gap."""
-
-
 def bf16_words(bf16: Against, margin: Margin) -> str:
     """`as good as BF16 within ±0.5 %`."""
     return BF16_WORDS[bf16].format(margin=margin_text(margin.value))
@@ -178,172 +149,3 @@ def bf16_words(bf16: Against, margin: Margin) -> str:
 def front_words(p_front: float) -> str:
     """`probably on the front`."""
     return next(words for least, words in FRONT_WORDS if p_front >= least)
-
-
-def verdicts(runs: pd.DataFrame) -> list[Verdict]:
-    """One for each setting of some runs, in the order of `summarize`. runs: VERDICTS_READ at least."""
-    rows = rows_at_best_lr(runs)
-    recipes = summarize(rows)
-    recipes = with_chance(recipes, chance_of(rows, recipes))
-    return verdicts_from(rows, recipes, against(rows), learning_rates(runs), confirmed_if_any(runs))
-
-
-def confirmed_if_any(runs: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `confirmed`; none where no row is of the confirm stage, so that screening pays for no candidates."""
-    return confirmed(runs) if len(fresh(runs)) else stacked([], CONFIRMED_COLUMNS)
-
-
-def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `summarize` with CHANCE of `front_chance`, NaN for those that do not compete."""
-    keys = [*SETTING, "config_id"]
-    return recipes.merge(chance[[*keys, *CHANCE]], how="left", on=keys)
-
-
-def verdicts_from(
-    rows: pd.DataFrame,
-    recipes: pd.DataFrame,
-    versus_best: pd.DataFrame,
-    rates: pd.DataFrame,
-    new: pd.DataFrame,
-) -> list[Verdict]:
-    """The verdicts from frames that are at hand, in the order of `recipes`.
-
-    rows: of `rows_at_best_lr`; recipes: of `with_chance`; versus_best: of `against`; rates: of `learning_rates`; new:
-    of `confirmed_if_any`.
-    """
-    found = []
-    for setting, lines in recipes.groupby(list(SETTING), sort=False):
-        frames = (versus_best, rates, new)
-        *here, fresh_lines = (frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in frames)
-        screened = _verdict(setting, lines, rows, *here)
-        found.append(screened._replace(confirmed=_confirmed(fresh_lines, screened.margin)))
-    return found
-
-
-def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
-    """The answer of the lines of `confirmed` of one setting."""
-    if not lines["recommended"].any():
-        return None
-    pick, best = (lines[lines[name].astype(bool)].iloc[0] for name in ("recommended", "best"))
-    finished = lines["choice"].notna()
-    gap = {"gap": float(pick["estimate"]), "gap_low": float(pick["low"]), "gap_high": float(pick["high"])}
-    return Confirmed(
-        config_id=pick["config_id"],
-        label=pick["label"],
-        **gap,
-        chosen_on=int(pick["chosen_on"]),
-        estimated_on=int(pick["estimated_on"]),
-        bf16=_against_bf16(gap, int(pick["estimated_on"]), margin),
-        margin=margin,
-        overhead=float(pick[OVERHEAD]),
-        lowest=best["config_id"],
-        lowest_label=best["label"],
-        lowest_gap=float(best["estimate"]),
-        finished=int(finished.sum()),
-        diverged=int((~finished & lines["diverged"].gt(0)).sum()),
-        missing=int((~finished & ~lines["diverged"].gt(0)).sum()),
-        open=int(lines["verdict"].isin(["open", "same"]).sum()),
-    )
-
-
-def _verdict(
-    setting: tuple[Any, ...], lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
-) -> Verdict:
-    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
-    tried = lines[~lines["is_baseline"]]
-    finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
-    ranked = finite[worth_naming(finite[OVERHEAD], finite["seeds"], bf16_cost(here))]
-    others = versus[versus["config_id"].isin(tried["config_id"])]
-    open_ = others[others["verdict"].eq("open")].sort_values("difference")
-    lowest = ranked.iloc[0] if len(ranked) else None
-    pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
-    diverged = int(tried["note"].eq("diverged").sum())
-    chosen = rates_of(rates, pick["config_id"])
-    mine = here[here["config_id"].eq(pick["config_id"])]
-    gap, margin = _expected(pick), margin_of(here)
-    bf16 = _against_bf16(gap, int(pick["pairs"]), margin)
-    of = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
-    return Verdict(
-        setting=setting,
-        config_id=pick["config_id"],
-        label=pick["label"],
-        name=pick["name"] if isinstance(pick["name"], str) else None,
-        gap=gap["gap"],
-        gap_low=gap["gap_low"],
-        gap_high=gap["gap_high"],
-        pairs=int(pick["pairs"]),
-        bf16=bf16,
-        p_front=float(pick["p_front"]),
-        overhead=math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD]),
-        band=tuple(float(pick[name]) for name in BAND if pd.notna(pick[name])),
-        axis=OVERHEAD,
-        overhead_of=str(of.iloc[-1]) if len(of) else None,
-        lowest=None if lowest is None else lowest["config_id"],
-        slower=0
-        if lowest is None
-        else int((finite["gap"].lt(lowest["gap"]) & finite[OVERHEAD].gt(1 - LEAST_SAVING)).sum()),
-        as_good=int(others["verdict"].eq("same").sum()),
-        open=len(open_),
-        more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,
-        tried=len(tried),
-        diverged=diverged,
-        margin=margin,
-        rates=chosen,
-        unit=POINTS if are_shares(lines).any() else None,
-        is_expected=math.isfinite(pick["expected_low"]),
-        none="" if len(ranked) else _why_none(lines, tried, diverged),
-        warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
-    )
-
-
-def _expected(pick: pd.Series) -> dict[str, float]:
-    """gap, gap_low and gap_high of a verdict: what is expected, or the recipe's own where it does not compete."""
-    names = {"gap": "expected", "gap_low": "expected_low", "gap_high": "expected_high"}
-    known = math.isfinite(pick["expected"])
-    return {name: float(pick[of if known else name]) for name, of in names.items()}
-
-
-def _against_bf16(gap: dict[str, float], pairs: int, margin: Margin) -> Against:
-    if pairs < 2 or math.isnan(gap["gap_low"]):
-        return "unknown" if pairs < 2 else "tied"
-    if gap["gap_low"] > -margin.value and gap["gap_high"] < margin.value:
-        return "same"
-    return "worse" if gap["gap_low"] > 0 else "better" if gap["gap_high"] < 0 else "open"
-
-
-def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
-    if tried.empty:
-        return "only BF16 was trained here"
-    if not lines.loc[lines["is_baseline"], "seeds"].gt(0).any():
-        return "no BF16 baseline finished, so no recipe has a gap"
-    if diverged == len(tried):
-        return f"every recipe diverged ({diverged} of {len(tried)}): nothing here trains to the end"
-    return "no recipe that quantizes has a gap"
-
-
-def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:
-    """A sentence where the recipe is on the other side of BF16 once both are evaluated in BF16, by more than chance
-    each time."""
-    sides = [_side(pick[f"{gap}_low"], pick[f"{gap}_high"]) for gap in ("gap", "gap_bf16")]
-    if set(sides) != {"better", "worse"}:
-        return ()
-    used, kept = sides
-    return (
-        f"it is {used} than BF16 when it is used in FP4, and {kept} when its weights are used in BF16, both by more "
-        "than chance",
-    )
-
-
-def _side(low: float, high: float) -> Against:
-    """Of a gap's interval, NaN where there is none."""
-    return "worse" if low > 0 else "better" if high < 0 else "open"
-
-
-def _warnings(has_recipe: bool, bf16: Against, diverged: int, tried: int, rates: Rates) -> tuple[str, ...]:
-    says = []
-    if bf16 == "unknown" and has_recipe:
-        says.append("one seed: no difference can be told from chance; --seeds takes more")
-    says += rates.warnings() if tried else ()
-    if has_recipe and diverged:
-        says.append(f"{diverged} of {counted(tried, 'recipe')} diverged")
-    return tuple(says)

@@ -10,8 +10,11 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict, recipe_to_toml
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.optimizer import SGD, AdamW, StableSPAM
+from fp4dse.dse.oscillation import OsciReset
 from fp4dse.dse.reading.library import read_recipe_file
-from fp4dse.dse.training import SGD, AdamW, Cosine, OsciReset, StableSPAM, Training
+from fp4dse.dse.schedule import Cosine
+from fp4dse.dse.training import Training
 
 replace = msgspec.structs.replace
 NVFP4 = Recipe.named("nvfp4")

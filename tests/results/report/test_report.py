@@ -20,7 +20,7 @@ from fp4dse.results.report.explore import choices
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.report.provenance import _by_reason
 from fp4dse.results.stats.recipes.equivalence import against
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.store.parquet import read_all
 from fp4dse.results.store.spaces import record_space
 

@@ -13,7 +13,7 @@ from fp4dse.dse import StoreError
 from fp4dse.results import compare, noise_floor, open_store, pareto_table, summarize
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.paired import OVERHEAD
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.store.schema import SCHEMA_VERSION
 from fp4dse.results.views import VIEWS, VIEWS_READ
 

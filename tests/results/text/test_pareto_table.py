@@ -10,7 +10,7 @@ from fp4dse.dse import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.results import noise_floor, pareto_table, records, summarize
 from fp4dse.results.stats.recipes.front_chance import front_chance
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.text.pareto_table import metric_title, price_remarks, setting_titles
 from fp4dse.results.text.ratios import change
 

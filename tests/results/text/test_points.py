@@ -17,7 +17,7 @@ from fp4dse.results.report import write_report
 from fp4dse.results.stats.levels import units
 from fp4dse.results.stats.paired import add_gap
 from fp4dse.results.stats.recipes.margins import POINTS_MARGIN, margin_of, read_margin
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.text.pareto_table import pareto_table
 from fp4dse.results.text.ratios import change, change_range, fine_change, size, written_in
 from fp4dse.sweeps.dashboard.trials import study_data

@@ -16,7 +16,7 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.store.schema import ROW
 from fp4dse.sweeps import read_state, run_search, run_sweep
-from fp4dse.sweeps.executors import slurm
+from fp4dse.sweeps.executors import slurm, slurm_task
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def test_a_rename_has_one_winner(tmp_path):
     won = []
 
     def take(who):
-        while folder := slurm.claim(tmp_path, tmp_path, who):
+        while folder := slurm_task.claim(tmp_path, tmp_path, who):
             won.append(folder.name)
 
     takers = [threading.Thread(target=take, args=(f"1_{index}",)) for index in range(8)]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.optimizer import AdamW, StableSPAM
 from fp4dse.dse.scale import TensorScale
-from fp4dse.dse.training import AdamW, StableSPAM, Training
+from fp4dse.dse.training import Training
 from fp4dse.dse.tuning import tuning_class
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.jobs.machine import Machine

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.training import StableSPAM, Training
+from fp4dse.dse.optimizer import StableSPAM
+from fp4dse.dse.training import Training
 from fp4dse.results import open_store
 from fp4dse.sweeps.executors import Outcome, Pace
 from fp4dse.sweeps.jobs.machine import Machine

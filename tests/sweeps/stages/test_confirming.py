@@ -13,7 +13,7 @@ from fp4dse.dse import ConfigError, Space
 from fp4dse.results import Store, open_store, summarize, write_report
 from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.sweeps import plan_sweep, run_sweep
 from fp4dse.sweeps.running.rerun import failed_jobs
 from fp4dse.sweeps.stages import confirming

@@ -9,7 +9,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import Store, open_store, summarize
-from fp4dse.results.stats.paired import learning_rates
+from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.stages import TUNE, of_stage, screened
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.stages.rate_search import FACTORS, SEEDS, rates_tried, run_tuned_sweep

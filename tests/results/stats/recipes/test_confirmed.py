@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from fp4dse.results import add_gap, effects, front_chance, learning_rates, noise_floor, summarize
+from fp4dse.results.bench.answers import with_fresh_seeds
 from fp4dse.results.bench.generated import generated
-from fp4dse.results.bench.statistics import with_fresh_seeds
 from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
 SEEDS, FRESH = 3, 10

@@ -16,9 +16,9 @@ from fp4dse.results.stats.recipes.margins import (
     with_margins,
     worth_by_curve,
 )
-from fp4dse.results.stats.recipes.verdict import verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.text.labels import short_labels
-from fp4dse.results.text.pareto_table import verdict_text
+from fp4dse.results.text.verdict_text import verdict_text
 
 STEPS = [1, 2, 4, 8, 16, 32, 50, 64, 80, 100, 128, 160, 200]
 

@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from fp4dse.dse import Recipe, Space
-from fp4dse.dse.training import SGD, StableSPAM, Training
+from fp4dse.dse.optimizer import SGD, StableSPAM
+from fp4dse.dse.training import Training
 from fp4dse.results import against, effects, marginal, open_store, summarize
 from fp4dse.results.stats.paired import add_gap
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.stats.recipes.summary import SUMMARIZED
-from fp4dse.results.stats.recipes.verdict import verdicts
 from fp4dse.results.store.inbox import encode_ipc
 from fp4dse.results.text.pareto_table import MATCHED
 from fp4dse.results.views import VIEWS

@@ -6,7 +6,8 @@ import pandas as pd
 
 from fp4dse.results import open_store
 from fp4dse.results.stats.recipes.equivalence import against
-from fp4dse.results.stats.recipes.verdict import front_words, verdicts
+from fp4dse.results.stats.recipes.recommendation import verdicts
+from fp4dse.results.stats.recipes.verdict import front_words
 
 
 def only(runs: pd.DataFrame):
