@@ -70,9 +70,9 @@ def place(request):
             patch.setattr(modules["tiles"], name, twin)
         patch.setattr(modules["silu"], "quotient", _quotient)
         patch.setattr(modules["codes"], "saturated", _saturated)
-        for module in ("codes", "mxfp4", "pair_programs"):
+        for module in ("codes", "mxfp4", "pair_columns", "pair_rows"):
             patch.setattr(modules[module], "prmt", _prmt)
-        for module in ("mxfp4", "pair_programs"):
+        for module in ("mxfp4", "pair_columns", "pair_rows"):
             patch.setattr(modules[module], "permuted", _permuted)
         patch.setattr(modules["pairs"], "between", _between)
         for name, twin in (
@@ -81,8 +81,19 @@ def place(request):
             ("either_of_pairs", _maximum_of_pairs),
             ("nearest_codes", _nearest_codes),
         ):
-            patch.setattr(modules["pair_programs"], name, twin)
-        for module in ("eights", "fp8", "max_abs", "messages", "mxfp4", "pair_programs", "shifting", "wide"):
+            for module in ("pair_columns", "pair_rows"):
+                patch.setattr(modules[module], name, twin)
+        for module in (
+            "eights",
+            "fp8",
+            "max_abs",
+            "messages",
+            "mxfp4",
+            "pair_columns",
+            "pair_rows",
+            "shifting",
+            "wide",
+        ):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
         patch.setattr(modules["eights"], "eight_bits", _eight_bits)
         patch.setattr(modules["shifting"], "upward", _upward)

@@ -5,8 +5,7 @@ import torch
 
 from fp4dse.dse.formats import E8M0_RULES
 from fp4dse.dse.scale import E8M0
-from fp4dse.kernels.ops import fp8
-from fp4dse.kernels.ops.fp8 import E4M3, E5M2, History
+from fp4dse.kernels.ops.fp8 import E4M3, E5M2
 from fp4dse.kernels.ops.mxfp4 import window
 from tests.kernels.fp8_operands import DTYPES, INTERPRETED, MX, assert_same_operand, changed, history_of
 from tests.kernels.test_fp8_operands import quantized
@@ -26,9 +25,13 @@ def magnitudes():
     return torch.cat([blocks | signs, small], 1).flatten(1).to(torch.int16).view(torch.bfloat16)
 
 
-def down(x, rules):
-    """What the operators take first, for columns of x [L, R, C], 32 of whose rows are a block, as it lies in memory."""
-    return x, True, call_for(rules)
+def along(x, rules, columns):
+    """What the operators take first, for an operand [L, R, C] whose blocks lie along its rows; or that lies the other
+    way in memory."""
+    return x.mT.contiguous() if columns else x, columns, call_for(rules)
+
+
+WAYS = pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 
 
 def is_short(place, patch):
@@ -37,78 +40,81 @@ def is_short(place, patch):
     def failing(*_):
         raise AssertionError("made in float32")
 
-    patch.setattr(place.pair_programs, "put_fp8", failing)
+    patch.setattr(place.pair_tiles, "put_fp8", failing)
 
 
+@WAYS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @INTERPRETED
-def test_every_magnitude_is_rounded_as_by_the_definition_under_every_rule(place, dtype, monkeypatch):
+def test_every_magnitude_is_rounded_as_by_the_definition_under_every_rule(place, dtype, columns, monkeypatch):
     """A lane a rule. None of these numbers is too small or large for FP8, and all are made in pairs."""
-    arguments = down(magnitudes().mT.expand(len(RULES), -1, -1).contiguous(), RULES)
+    arguments = along(magnitudes().expand(len(RULES), -1, -1), RULES, columns)
     is_short(place, monkeypatch)
     got, expected = quantized(place, arguments, dtype, history_of(len(RULES), 128, True, int(arguments[2].step)))
     assert not expected[1].flags.any()
     assert_same_operand(got, expected)
 
 
+@WAYS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @INTERPRETED
-def test_every_exponent_of_a_block_is_held_or_not_as_by_the_definition(place, dtype):
+def test_every_exponent_of_a_block_is_held_or_not_as_by_the_definition(place, dtype, columns):
     """Also those that overflow or are subnormal; a segment has blocks of one exponent, or zeros beside them."""
-    bits = (torch.arange(256) << 7)[None, :].repeat(128, 1) + torch.tensor([0, 0x30, 0x7F, 0x41]).repeat(32)[:, None]
-    bits -= (torch.arange(128) % 7 << 7)[:, None]
-    bits = bits.clamp(min=0) | (torch.arange(128) % 3 == 1)[:, None].int() << 15
-    x = torch.cat([bits, bits], 0).to(torch.int16).view(torch.bfloat16)
-    x[128 + 32 : 128 + 96] = 0.0
+    bits = (torch.arange(256) << 7)[:, None] + torch.tensor([0, 0x30, 0x7F, 0x41]).repeat(32)
+    bits -= torch.arange(128) % 7 << 7
+    bits = bits.clamp(min=0) | (torch.arange(128) % 3 == 1).int() << 15
+    x = torch.cat([bits, bits], 1).to(torch.int16).view(torch.bfloat16)
+    x[:, 128 + 32 : 128 + 96] = 0.0
     for top, rules in ((128, RULES[:2]), (60, RULES[2:4]), (254, RULES[4:])):
-        arguments = down(x.expand(len(rules), -1, -1).contiguous(), rules)
+        arguments = along(x.expand(len(rules), -1, -1), rules, columns)
         got, expected = quantized(place, arguments, dtype, history_of(len(rules), top, True, int(arguments[2].step)))
         assert_same_operand(got, expected)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(32, 16), (96, 48), (160, 80), (256, 64), (416, 16)])
+@WAYS
+@pytest.mark.parametrize(("rows", "length"), [(16, 32), (48, 96), (80, 160), (70, 160), (5, 64), (64, 256), (16, 416)])
 @INTERPRETED
-def test_tiles_that_are_filled_in_part_are_written_likewise(place, rows, width):
+def test_tiles_that_are_filled_in_part_are_written_likewise(place, rows, length, columns):
     """In training and out of it, held and not; nothing beyond the end is written."""
     lowest, highest = window(E4M3)
-    x = torch.randn(2, rows, width, generator=torch.Generator().manual_seed(rows))
+    x = torch.randn(2, rows, length, generator=torch.Generator().manual_seed(rows))
     for far in (False, True):
         if far:
-            x[1, -32:, 5] *= 2.0 ** (lowest - highest - 4)
-            x[1, -1, 6] = float("nan")
+            x[1, 4, -32:] *= 2.0 ** (lowest - highest - 4)
+            x[1, 3, -1] = float("nan")
         for training in (False, True):
-            arguments = down(x.to(torch.bfloat16), [MX, RULES[2]])
+            arguments = along(x.to(torch.bfloat16), [MX, RULES[2]], columns)
             got, expected = quantized(place, arguments, E4M3, history_of(2, 129, training, int(arguments[2].step)))
             assert bool(expected[1].flags.any()) == far
             assert_same_operand(got, expected)
 
 
+@WAYS
 @pytest.mark.parametrize("lanes", [1, 2, 7])
 @INTERPRETED
-def test_a_lane_has_the_bytes_that_it_has_alone(place, lanes):
-    """Lanes lie apart in memory, too."""
-    x = torch.randn(lanes, 160, 32, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    x *= torch.exp2(torch.arange(lanes) * 3.0)[:, None, None].to(torch.bfloat16)
-    rules = (RULES * 2)[:lanes]
-    tops = 128 + 3 * torch.arange(lanes)
-    for kind in (x, torch.cat([x, x], 1)[:, :160], torch.cat([x.flatten()[:3], x.flatten()])[3:].view_as(x))[
-        : 4 - lanes // 3
-    ]:
-        arguments = down(kind, rules)
-        step = int(arguments[2].step)
-        got, expected = quantized(place, arguments, E5M2, history_of(lanes, tops, True, step))
+def test_a_lane_has_the_bytes_that_it_has_alone(place, lanes, columns):
+    """Lanes lie apart in memory, and at addresses that are no multiples of 16 bytes, too."""
+    x = torch.randn(lanes, 32, 160, generator=torch.Generator().manual_seed(1))
+    x = (x * torch.exp2(torch.arange(lanes) * 3.0)[:, None, None]).to(torch.bfloat16)
+    rules, tops = (RULES * 2)[:lanes], 128 + 3 * torch.arange(lanes)
+    x, *rest = along(x, rules, columns)
+    shifted = torch.cat([x.flatten()[:3], x.flatten()])[3:].view_as(x)
+    for kind in (torch.cat([x, x], 1)[:, : x.shape[1]], shifted)[: 3 - lanes // 3]:
+        step = int(rest[1].step)
+        got, expected = quantized(place, (kind, *rest), E5M2, history_of(lanes, tops, True, step))
         assert_same_operand(got, expected)
         for lane in range(lanes):
-            alone = down(kind[lane : lane + 1], rules[lane : lane + 1])
+            alone = kind[lane : lane + 1], columns, call_for(rules[lane : lane + 1])
             one, _ = quantized(place, alone, E5M2, history_of(1, tops[lane], True, step))
             assert torch.equal(one[0][0].view(torch.uint8), got[0][lane].view(torch.uint8))
 
 
+@WAYS
 @INTERPRETED
-def test_a_lane_of_other_elements_is_made_as_before(place):
+def test_a_lane_of_other_elements_is_made_as_before(place, columns):
     """Whatever the lane beside it."""
-    x = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     for other in (changed(element="int4"), changed(element="e1m2"), changed(element="e4m3")):
-        arguments = down(x, [MX, other])
+        arguments = along(x, [MX, other], columns)
         got, expected = quantized(place, arguments, E4M3, history_of(2, 129, True, int(arguments[2].step)))
         assert_same_operand(got, expected)

@@ -24,8 +24,9 @@ from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
 from fp4dse.kernels.quant.triton.limits import span
-from fp4dse.kernels.quant.triton.pair_programs import columns as pair_columns
-from fp4dse.kernels.quant.triton.pair_programs import programs_of_columns, why_not_columns
+from fp4dse.kernels.quant.triton.pair_columns import COLUMNS
+from fp4dse.kernels.quant.triton.pair_rows import ROWS
+from fp4dse.kernels.quant.triton.pair_tiles import launch_pairs, programs_of_pairs, why_not_pairs
 from fp4dse.kernels.quant.triton.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.quant.triton.tiles import load, rotated, tile
 
@@ -159,8 +160,8 @@ def launch_fp8(
     x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History
 ) -> tuple[Tensor, Shift, Tensor]:
     """Values, shift and decode factors of the operand x [L, R, C]; see `operators.fp8`. call: as in `launch`."""
-    if columns and why_not_columns(x, call) is None:
-        return pair_columns(x, call, dtype, history)
+    if why_not_pairs(x, call) is None:
+        return launch_pairs(x, columns, call, dtype, history, COLUMNS if columns else ROWS)
     shape = x.mT.shape if columns else x.shape
     sizes, programs = _sizes_of_fp8(x, columns, call)
     values, shift = empty(x, shape, dtype, programs)
@@ -173,8 +174,8 @@ def launch_fp8(
 
 def programs_of_fp8(x: Tensor, columns: bool, call: Call) -> int:
     """The number of programs that write the operand in FP8, and so of their notes a lane."""
-    if columns and why_not_columns(x, call) is None:
-        return programs_of_columns(x)
+    if why_not_pairs(x, call) is None:
+        return programs_of_pairs(x, columns, COLUMNS if columns else ROWS)
     return _sizes_of_fp8(x, columns, call)[1]
 
 

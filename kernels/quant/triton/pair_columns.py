@@ -1,31 +1,21 @@
-"""The programs of pairs.py: one operand of a lane, in FP8.
+"""One operand down the columns of x, in FP8, in pairs (pairs.py).
 
-Down the columns of x a thread has 16 rows of a block and 4 columns, so that two threads know the block's largest, 8
-write a line of 128 bytes, 16 bytes each, and nothing goes through shared memory.
+A thread has 16 rows of a block and 4 columns, so that two threads know the block's largest, 8 write a line of 128
+bytes, 16 bytes each, and nothing goes through shared memory but what a program notes.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from fp4dse.kernels.ops.fp8 import APART, History, Shift, empty
-from fp4dse.kernels.ops.fp8.shifting import MANTISSA, either, higher
-from fp4dse.kernels.ops.launching import is_large, launch_grid
-from fp4dse.kernels.ops.products import SEGMENT
-from fp4dse.kernels.quant.call import Call
-from fp4dse.kernels.quant.descriptor import FLOATS
-from fp4dse.kernels.quant.triton.blocks import column, decoded, numbers_of, quantized
-from fp4dse.kernels.quant.triton.eights import exponent_now, put_fp8, write_top
-from fp4dse.kernels.quant.triton.numbers import as_float, larger_of_pairs, permuted, prmt
+from fp4dse.kernels.ops.fp8.shifting import either, higher
+from fp4dse.kernels.quant.triton.blocks import numbers_of
+from fp4dse.kernels.quant.triton.eights import exponent_now
+from fp4dse.kernels.quant.triton.numbers import larger_of_pairs, permuted, prmt
+from fp4dse.kernels.quant.triton.pair_tiles import How, finish, none, parts, write_in_float32
 from fp4dse.kernels.quant.triton.pairs import (
     bytes_of,
-    codes_of_scales,
     either_of_pairs,
     larger_pair,
     lines_of,
@@ -33,35 +23,8 @@ from fp4dse.kernels.quant.triton.pairs import (
     rule_of,
     tops_of,
 )
-from fp4dse.kernels.quant.triton.tiles import singles, tile
 
-_POSTSCALE, _N_FLOATS = column("postscale"), tl.constexpr(len(FLOATS))
-_APART = tl.constexpr(APART)
 _SIGNS = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
-BLOCK = 32
-COLUMNS = {"WARPS": 4, "ROWS": 16, "WORDS": 2, "maxnreg": 80}
-"""Arguments of a launch: warps beside each other, rows and words of two columns that a thread has of each."""
-
-
-@triton.jit
-def _none():
-    """A tuple that grows."""
-    return ()
-
-
-@triton.jit
-def _parts(words):
-    """The words that a thread read of each row, 1, 2 or 4."""
-    if words.shape[4] == 1:
-        parts = (tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3])),)
-    elif words.shape[4] == 2:
-        parts = tl.split(words)
-    else:
-        even, odd = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3], 2, 2)))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        parts = first, second, third, fourth
-    return parts
 
 
 @triton.jit
@@ -69,27 +32,6 @@ def _bits(bad, SHIFT: tl.constexpr):
     """Bit 7 of each byte, so many further down."""
     MASK: tl.constexpr = -0x7F7F7F80 if SHIFT == 0 else 0x80808080 >> SHIFT
     return bad >> SHIFT & MASK
-
-
-@triton.jit
-def _tile_in_float32(
-    x_ptr,
-    out_ptr,
-    place,
-    exponent,
-    numbers,
-    P: tl.constexpr,
-    W: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MANTISSA: tl.constexpr,
-):
-    """Quantize and write one tile [P, W] as `write` does. place: lane, first row, rows, first column, width."""
-    lane, row0, rows, column0, width = place
-    x = tile(x_ptr, row0, rows, column0, width, P, W, COLUMNS, False, True)
-    blocks, amax = singles(x, 32, COLUMNS)
-    q, scale = quantized(blocks, amax, None, numbers, False, False, False, 0)
-    out = tl.reshape(decoded(blocks, q, scale), (P, W))
-    return put_fp8(out, *out_ptr, *place, exponent, False, MANTISSA)
 
 
 @triton.jit
@@ -132,7 +74,6 @@ def columns_in_pairs(
     across = (width + COLUMNS - 1) // COLUMNS
     number, column0 = program // across, program % across * COLUMNS
     x_ptr += lane * (rows * width + apart)
-    first = program == 0
     block, half = tl.arange(0, 4)[None, :, None, None], tl.arange(0, HALVES)[None, None, :, None]
     lanes = tl.arange(0, WARPS)[:, None, None, None] * LANES + tl.arange(0, LANES)[None, None, None, :]
     row = number * 128 + block * 32 + half * ROWS
@@ -140,17 +81,17 @@ def columns_in_pairs(
     apart_words = width // 2
     begin = (x_ptr + (number * 128 * width + column0)).to(tl.pointer_type(tl.int32))
     begin += (block * 32 + half * ROWS) * apart_words + lanes * WORDS
-    words = _none()
+    words = none()
     for n in tl.static_range(ROWS):
         there = (begin + n * apart_words)[:, :, :, :, None] + tl.arange(0, WORDS)[None, None, None, None, :]
         word = tl.load(there, here[:, :, :, :, None], 0)
-        words += _parts(word)
+        words += parts(word)
     rule = rule_of(lane, floats_ptr, ints_ptr)
     exponent, known = exponent_now(tops_ptr, lane, step_ptr, MANTISSA, TRAINING)
     base = -rule[2] - exponent - LOWEST
     found, top = tl.full((WARPS, 4, LANES), 0, tl.int32), tl.full((WARPS, 4, LANES), 0, tl.int32)
     missed = tl.full((WARPS, 4, HALVES, LANES), 0, tl.int32)
-    outs = _none()
+    outs = none()
     for word in tl.static_range(WORDS):
         amax = words[word]
         for n in tl.static_range(1, ROWS):
@@ -196,26 +137,13 @@ def columns_in_pairs(
         of_all = tl.reduce(tl.maximum(top >> 23, top >> 7 & 0x1FF), None, higher) - rule[2] - 1
     else:
         numbers = numbers_of(lane, floats_ptr, ints_ptr, None, seeds_ptr, step_ptr, 0, 0, False, "block")
+        pointers = values_ptr, flags_ptr, wide_ptr
         for part in range(WARPS):
-            place = lane, column0 + part * (COLUMNS // WARPS), width, number * 128, rows
-            pointers = values_ptr, flags_ptr, wide_ptr
-            made = _tile_in_float32(x_ptr, pointers, place, exponent, numbers, COLUMNS // WARPS, 128, True, MANTISSA)
+            place = lane, column0 + part * (COLUMNS // WARPS), width, number * 128, rows, exponent
+            made = write_in_float32(x_ptr, pointers, place, numbers, COLUMNS // WARPS, 128, True, MANTISSA)
             of_all, flagged = tl.maximum(of_all, made[0]), flagged | made[1]
-    _finish(
-        lane,
-        first,
-        of_all,
-        known,
-        flagged,
-        exponent,
-        tops_ptr,
-        notes_ptr,
-        power_ptr,
-        dec_ptr,
-        floats_ptr,
-        step_ptr,
-        TRAINING,
-    )
+    of_lane = power_ptr, dec_ptr, floats_ptr
+    finish(lane, (of_all, flagged), known, exponent, tops_ptr, notes_ptr, of_lane, step_ptr, TRAINING)
 
 
 @triton.jit
@@ -238,80 +166,10 @@ def _put(there, outs, FIRST: tl.constexpr, here, COUNT: tl.constexpr):
         )
 
 
-@triton.jit
-def _finish(
-    lane,
-    first,
-    top,
-    known,
-    flagged,
-    exponent,
-    tops_ptr,
-    notes_ptr,
-    power_ptr,
-    dec_ptr,
-    floats_ptr,
-    step_ptr,
-    TRAINING: tl.constexpr,
-):
-    """What a program notes of its tile, and the first one of its lane."""
-    tl.store(notes_ptr + lane * tl.num_programs(0) + tl.program_id(0), flagged)
-    if first:
-        tl.store(power_ptr + lane * _APART, as_float(exponent << 23))
-        tl.store(dec_ptr + lane, tl.load(floats_ptr + lane * _N_FLOATS + _POSTSCALE))
-    if TRAINING:
-        write_top(top, known, first, tops_ptr, lane, step_ptr)
+def columns_with(warps: int, rows: int, words: int, registers: int) -> How:
+    """A way to launch: warps beside each other, rows (8, 16 or 32) and words (1, 2 or 4) of a thread."""
+    return How(columns_in_pairs, warps, rows, words, registers, (warps * rows // 4 * words * 2, 128))
 
 
-def columns(x: Tensor, call: Call, dtype: torch.dtype, history: History) -> tuple[Tensor, Shift, Tensor]:
-    """`launch.launch_fp8` of columns that `why_not_columns` has nothing against."""
-    x = _aligned(x)
-    lanes, rows, width = x.shape
-    programs = programs_of_columns(x)
-    values, shift = empty(x, (lanes, width, rows), dtype, programs)
-    dec = x.new_empty(lanes, dtype=torch.float32)
-    table, lowest = codes_of_scales(dtype, x.device)
-    outputs = values.view(torch.uint8), shift.flags, shift.wide, shift.power, history.tops, shift.notes, dec
-    sizes = rows, width, x.stride(0) - rows * width if lanes > 1 else 0
-    arguments = x, *outputs, table, call.floats, call.ints, *sizes, call.seeds, call.step
-    constants: dict[str, Any] = {"LAST": len(table) - 1, "LOWEST": lowest, "MANTISSA": MANTISSA[dtype]}
-    constants |= {"TRAINING": history.training, "LARGE": is_large(rows * width)}
-    constants["WHOLE"] = rows % SEGMENT == 0 and width % _across() == 0
-    how = COLUMNS | {"num_warps": COLUMNS["WARPS"], "enable_fp_fusion": False}
-    columns_in_pairs[launch_grid(programs, lanes)](*arguments, **constants, **how)
-    return values, shift, dec
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """x with what belongs to a lane in one piece, at multiples of 16 bytes: as it is, or copied."""
-    apart = x.stride(0) if len(x) > 1 else 0
-    return (
-        x.clone(memory_format=torch.contiguous_format)
-        if x.data_ptr() % 16 or apart % 8 or not x[0].is_contiguous()
-        else x
-    )
-
-
-def _across() -> int:
-    """Columns of a program."""
-    return COLUMNS["WARPS"] * COLUMNS["ROWS"] // 4 * COLUMNS["WORDS"] * 2
-
-
-def programs_of_columns(x: Tensor) -> int:
-    """The number of programs of a lane."""
-    return triton.cdiv(x.shape[1], SEGMENT) * triton.cdiv(x.shape[2], _across())
-
-
-def why_not_columns(x: Tensor, call: Call) -> str | None:
-    """The reason why `columns` does not take an operand, None if it does."""
-    if x.dtype != torch.bfloat16 or x.shape[2] % 16:
-        return f"x: found {x.dtype} {tuple(x.shape)}; accepted: bfloat16, rows of multiples of 16"
-    if call.codec != "block" or call.block != BLOCK or call.rotation or any(call.features):
-        return "quantizers: accepted: blocks of 32, to nearest, not rotated"
-    return None if _has_pairs_of_integers(x.device) else "device: accepted: from compute capability 9.0 on"
-
-
-@cache
-def _has_pairs_of_integers(device: torch.device) -> bool:
-    """True if the device compares two integers of 16 bits at a time."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+COLUMNS = columns_with(4, 16, 2, 80)
+"""The one in use."""
