@@ -42,6 +42,7 @@ MODULES = {
     if "\nimport triton\n" in file.read_text()
 }
 """Name -> module with Triton code."""
+PAIRS = "pair_columns", "pair_rows"
 
 
 @pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -70,9 +71,9 @@ def place(request):
             patch.setattr(modules["tiles"], name, twin)
         patch.setattr(modules["silu"], "quotient", _quotient)
         patch.setattr(modules["codes"], "saturated", _saturated)
-        for module in ("codes", "mxfp4", "pair_columns", "pair_rows"):
+        for module in ("codes", "mxfp4", *PAIRS):
             patch.setattr(modules[module], "prmt", _prmt)
-        for module in ("mxfp4", "pair_columns", "pair_rows"):
+        for module in ("mxfp4", *PAIRS):
             patch.setattr(modules[module], "permuted", _permuted)
         patch.setattr(modules["pairs"], "between", _between)
         for name, twin in (
@@ -81,7 +82,7 @@ def place(request):
             ("either_of_pairs", _maximum_of_pairs),
             ("nearest_codes", _nearest_codes),
         ):
-            for module in ("pair_columns", "pair_rows"):
+            for module in PAIRS:
                 patch.setattr(modules[module], name, twin)
         for module in (
             "eights",

@@ -7,7 +7,7 @@ from fp4dse.dse.formats import E8M0_RULES
 from fp4dse.dse.scale import E8M0
 from fp4dse.kernels.ops.fp8 import E4M3, E5M2
 from fp4dse.kernels.ops.mxfp4 import window
-from tests.kernels.fp8_operands import DTYPES, INTERPRETED, MX, assert_same_operand, changed, history_of
+from tests.kernels.fp8_operands import DTYPES, MX, assert_same_operand, changed, history_of
 from tests.kernels.test_fp8_operands import quantized
 from tests.kernels.test_triton import call_for
 
@@ -45,11 +45,11 @@ def is_short(place, patch):
 
 @WAYS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@INTERPRETED
 def test_every_magnitude_is_rounded_as_by_the_definition_under_every_rule(place, dtype, columns, monkeypatch):
     """A lane a rule. None of these numbers is too small or large for FP8, and all are made in pairs."""
     arguments = along(magnitudes().expand(len(RULES), -1, -1), RULES, columns)
-    is_short(place, monkeypatch)
+    if place.device == "cpu":
+        is_short(place, monkeypatch)
     got, expected = quantized(place, arguments, dtype, history_of(len(RULES), 128, True, int(arguments[2].step)))
     assert not expected[1].flags.any()
     assert_same_operand(got, expected)
@@ -57,7 +57,6 @@ def test_every_magnitude_is_rounded_as_by_the_definition_under_every_rule(place,
 
 @WAYS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@INTERPRETED
 def test_every_exponent_of_a_block_is_held_or_not_as_by_the_definition(place, dtype, columns):
     """Also those that overflow or are subnormal; a segment has blocks of one exponent, or zeros beside them."""
     bits = (torch.arange(256) << 7)[:, None] + torch.tensor([0, 0x30, 0x7F, 0x41]).repeat(32)
@@ -73,7 +72,6 @@ def test_every_exponent_of_a_block_is_held_or_not_as_by_the_definition(place, dt
 
 @WAYS
 @pytest.mark.parametrize(("rows", "length"), [(16, 32), (48, 96), (80, 160), (70, 160), (5, 64), (64, 256), (16, 416)])
-@INTERPRETED
 def test_tiles_that_are_filled_in_part_are_written_likewise(place, rows, length, columns):
     """In training and out of it, held and not; nothing beyond the end is written."""
     lowest, highest = window(E4M3)
@@ -91,7 +89,6 @@ def test_tiles_that_are_filled_in_part_are_written_likewise(place, rows, length,
 
 @WAYS
 @pytest.mark.parametrize("lanes", [1, 2, 7])
-@INTERPRETED
 def test_a_lane_has_the_bytes_that_it_has_alone(place, lanes, columns):
     """Lanes lie apart in memory, and at addresses that are no multiples of 16 bytes, too."""
     x = torch.randn(lanes, 32, 160, generator=torch.Generator().manual_seed(1))
@@ -110,7 +107,6 @@ def test_a_lane_has_the_bytes_that_it_has_alone(place, lanes, columns):
 
 
 @WAYS
-@INTERPRETED
 def test_a_lane_of_other_elements_is_made_as_before(place, columns):
     """Whatever the lane beside it."""
     x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)

@@ -24,9 +24,9 @@ from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
 from fp4dse.kernels.quant.triton.limits import span
-from fp4dse.kernels.quant.triton.pair_columns import COLUMNS
-from fp4dse.kernels.quant.triton.pair_rows import ROWS
-from fp4dse.kernels.quant.triton.pair_tiles import launch_pairs, programs_of_pairs, why_not_pairs
+from fp4dse.kernels.quant.triton.pair_columns import COLUMNS, columns_in_fp8
+from fp4dse.kernels.quant.triton.pair_rows import ROWS, rows_in_fp8
+from fp4dse.kernels.quant.triton.pair_tiles import programs_of_pairs, why_not_pairs
 from fp4dse.kernels.quant.triton.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.quant.triton.tiles import load, rotated, tile
 
@@ -161,7 +161,7 @@ def launch_fp8(
 ) -> tuple[Tensor, Shift, Tensor]:
     """Values, shift and decode factors of the operand x [L, R, C]; see `operators.fp8`. call: as in `launch`."""
     if why_not_pairs(x, call) is None:
-        return launch_pairs(x, columns, call, dtype, history, COLUMNS if columns else ROWS)
+        return (columns_in_fp8 if columns else rows_in_fp8)(x, call, dtype, history)
     shape = x.mT.shape if columns else x.shape
     sizes, programs = _sizes_of_fp8(x, columns, call)
     values, shift = empty(x, shape, dtype, programs)

@@ -6,14 +6,19 @@ bytes, 16 bytes each, and nothing goes through shared memory but what a program 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import History, Shift
 from fp4dse.kernels.ops.fp8.shifting import either, higher
+from fp4dse.kernels.ops.launching import launch_grid
+from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import numbers_of
 from fp4dse.kernels.quant.triton.eights import exponent_now
 from fp4dse.kernels.quant.triton.numbers import larger_of_pairs, permuted, prmt
-from fp4dse.kernels.quant.triton.pair_tiles import How, finish, none, parts, write_in_float32
+from fp4dse.kernels.quant.triton.pair_tiles import How, finish, launch_of, none, parts, write_in_float32
 from fp4dse.kernels.quant.triton.pairs import (
     bytes_of,
     either_of_pairs,
@@ -167,9 +172,18 @@ def _put(there, outs, FIRST: tl.constexpr, here, COUNT: tl.constexpr):
 
 
 def columns_with(warps: int, rows: int, words: int, registers: int) -> How:
-    """A way to launch: warps beside each other, rows (8, 16 or 32) and words (1, 2 or 4) of a thread."""
-    return How(columns_in_pairs, warps, rows, words, registers, (warps * rows // 4 * words * 2, 128))
+    """A way to launch: 8, 16 or 32 rows, and 1, 2 or 4 words of two columns, of a thread."""
+    return How(warps, rows, words, registers, (warps * rows // 4 * words * 2, 128))
 
 
 COLUMNS = columns_with(4, 16, 2, 80)
 """The one in use."""
+
+
+def columns_in_fp8(
+    x: Tensor, call: Call, dtype: torch.dtype, history: History, how: How = COLUMNS
+) -> tuple[Tensor, Shift, Tensor]:
+    """`launch.launch_fp8` of columns."""
+    made = launch_of(x, True, call, dtype, history, how)
+    columns_in_pairs[launch_grid(made.programs, made.lanes)](*made.arguments, **made.constants)
+    return made.outputs

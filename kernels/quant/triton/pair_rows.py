@@ -6,14 +6,19 @@ belongs to a block, its largest and what follows from that, is known of two rows
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from fp4dse.kernels.ops.fp8 import History, Shift
 from fp4dse.kernels.ops.fp8.shifting import either, higher
+from fp4dse.kernels.ops.launching import launch_grid
+from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import numbers_of
 from fp4dse.kernels.quant.triton.eights import exponent_now
 from fp4dse.kernels.quant.triton.numbers import larger_of_pairs, permuted, prmt
-from fp4dse.kernels.quant.triton.pair_tiles import How, finish, none, parts, write_in_float32
+from fp4dse.kernels.quant.triton.pair_tiles import How, finish, launch_of, none, parts, write_in_float32
 from fp4dse.kernels.quant.triton.pairs import (
     bytes_of,
     either_of_pairs,
@@ -160,9 +165,18 @@ def _put(there, outs, FIRST: tl.constexpr, here, COUNT: tl.constexpr):
 
 
 def rows_with(warps: int, rows: int, words: int, registers: int) -> How:
-    """A way to launch: warps beside each other, rows and words (1, 2 or 4, of 16 bytes) of a thread."""
-    return How(rows_in_pairs, warps, rows, words, registers, (2 * words * rows, warps * 128))
+    """A way to launch: an even number of rows, and 1, 2 or 4 words of 8 numbers, of a thread."""
+    return How(warps, rows, words, registers, (2 * words * rows, warps * 128))
 
 
 ROWS = rows_with(4, 4, 2, 80)
 """The one in use."""
+
+
+def rows_in_fp8(
+    x: Tensor, call: Call, dtype: torch.dtype, history: History, how: How = ROWS
+) -> tuple[Tensor, Shift, Tensor]:
+    """`launch.launch_fp8` of rows."""
+    made = launch_of(x, False, call, dtype, history, how)
+    rows_in_pairs[launch_grid(made.programs, made.lanes)](*made.arguments, **made.constants)
+    return made.outputs

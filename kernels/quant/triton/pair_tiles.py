@@ -1,4 +1,4 @@
-"""What programs in pairs (pairs.py) of rows and of columns share: tiles that are made in float32, and their ends."""
+"""Parts that programs in pairs (pairs.py) of rows and of columns share: tiles in float32, ends, and arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fp4dse.kernels.ops.fp8 import APART, History, Shift, empty
 from fp4dse.kernels.ops.fp8.shifting import MANTISSA
-from fp4dse.kernels.ops.launching import is_large, launch_grid
+from fp4dse.kernels.ops.launching import is_large
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.triton.blocks import column, decoded, quantized
@@ -36,15 +36,16 @@ def none():
 @triton.jit
 def parts(words):
     """The words that a thread read of each row, 1, 2 or 4."""
+    found = none()
     if words.shape[4] == 1:
-        found = (tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3])),)
+        found += (tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3])),)
     elif words.shape[4] == 2:
-        found = tl.split(words)
+        found += tl.split(words)
     else:
         even, odd = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3], 2, 2)))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
-        found = first, second, third, fourth
+        found += (first, second, third, fourth)
     return found
 
 
@@ -63,8 +64,11 @@ def write_in_float32(
 
 @triton.jit
 def finish(lane, found, known, exponent, tops_ptr, notes_ptr, of_lane, step_ptr, TRAINING: tl.constexpr):
-    """What a program notes of its tile, and the first one of its lane. found: the largest exponent, and whether there is
-    a flag; known: as in `write_top`; of_lane: pointers to powers, factors and descriptors."""
+    """Note what a program found in its tile; the first one of a lane notes what is of the lane.
+
+    found: the largest exponent, and whether there is a flag; known: as in `write_top`; of_lane: pointers to powers,
+    factors and descriptors.
+    """
     power_ptr, dec_ptr, floats_ptr = of_lane
     first = tl.program_id(0) == 0
     tl.store(notes_ptr + lane * tl.num_programs(0) + tl.program_id(0), found[1])
@@ -76,10 +80,9 @@ def finish(lane, found, known, exponent, tops_ptr, notes_ptr, of_lane, step_ptr,
 
 
 class How(NamedTuple):
-    """A kernel, how it is launched, and rows and columns of the operand that a program has. A thread of a kernel of
-    columns has 2 · words of them, of a kernel of rows 8 · words numbers of each, in both cases of `rows`."""
+    """A way to launch: warps beside each other, rows and words of each that a thread has, registers at most; and rows
+    and columns of the operand that a program has. Words are 4 bytes of columns, 16 of rows."""
 
-    kernel: Any
     warps: int
     rows: int
     words: int
@@ -87,10 +90,18 @@ class How(NamedTuple):
     tile: tuple[int, int]
 
 
-def launch_pairs(
-    x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History, how: How
-) -> tuple[Tensor, Shift, Tensor]:
-    """`launch.launch_fp8` of what `why_not_pairs` has nothing against."""
+class Launch(NamedTuple):
+    """Programs of a lane and arguments of a kernel, and what it writes: values, shift and decode factors."""
+
+    programs: int
+    lanes: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    outputs: tuple[Tensor, Shift, Tensor]
+
+
+def launch_of(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History, how: How) -> Launch:
+    """The launch for an operand that `why_not_pairs` has nothing against; as `launch.launch_fp8`."""
     x = _aligned(x)
     shape = x.mT.shape if columns else x.shape
     lanes, numbers = len(x), x[0].numel()
@@ -104,9 +115,8 @@ def launch_pairs(
     constants = {"WARPS": how.warps, "ROWS": how.rows, "WORDS": how.words, "LAST": len(table) - 1, "LOWEST": lowest}
     constants |= {"MANTISSA": MANTISSA[dtype], "TRAINING": history.training, "LARGE": is_large(numbers)}
     constants["WHOLE"] = not any(size % of for size, of in zip(shape[1:], how.tile, strict=True))
-    compiled = {"num_warps": how.warps, "maxnreg": how.registers, "enable_fp_fusion": False}
-    how.kernel[launch_grid(programs, lanes)](*arguments, **constants, **compiled)
-    return values, shift, dec
+    constants |= {"num_warps": how.warps, "maxnreg": how.registers, "enable_fp_fusion": False}
+    return Launch(programs, lanes, arguments, constants, (values, shift, dec))
 
 
 def _aligned(x: Tensor) -> Tensor:
