@@ -1,13 +1,17 @@
 """MXFP4 in FP8, two numbers at a time: the bytes of the definition for every magnitude, rule, size and lane."""
 
+from functools import partial
+
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 from fp4dse.dse.formats import E8M0_RULES
 from fp4dse.dse.scale import E8M0
 from fp4dse.kernels.ops.fp8 import E4M3, E5M2
 from fp4dse.kernels.ops.mxfp4 import window
 from tests.kernels.fp8_operands import DTYPES, MX, assert_same_operand, changed, history_of
+from tests.kernels.fp8_quantizer_variants import ways
 from tests.kernels.test_fp8_operands import quantized
 from tests.kernels.test_triton import call_for
 
@@ -48,7 +52,7 @@ def is_short(place, patch):
 def test_every_magnitude_is_rounded_as_by_the_definition_under_every_rule(place, dtype, columns, monkeypatch):
     """A lane a rule. None of these numbers is too small or large for FP8, and all are made in pairs."""
     arguments = along(magnitudes().expand(len(RULES), -1, -1), RULES, columns)
-    if place.device == "cpu":
+    if not isinstance(place.pair_tiles.finish, JITFunction):
         is_short(place, monkeypatch)
     got, expected = quantized(place, arguments, dtype, history_of(len(RULES), 128, True, int(arguments[2].step)))
     assert not expected[1].flags.any()
@@ -114,3 +118,17 @@ def test_a_lane_of_other_elements_is_made_as_before(place, columns):
         arguments = along(x, [MX, other], columns)
         got, expected = quantized(place, arguments, E4M3, history_of(2, 129, True, int(arguments[2].step)))
         assert_same_operand(got, expected)
+
+
+@pytest.mark.parametrize("way", ways(), ids=lambda way: way.name())
+def test_every_way_to_launch_has_the_bytes_of_the_definition(place, way, monkeypatch):
+    """Ways of the program that times them, in tiles that are held and that are not."""
+    x = torch.randn(1, 80, 288, generator=torch.Generator().manual_seed(1))
+    x[0, 4, :32] *= 2.0**-40
+    name = "columns_in_fp8" if way.columns else "rows_in_fp8"
+    of = getattr(place.pair_columns if way.columns else place.pair_rows, name)
+    monkeypatch.setattr(place.module, name, partial(of, how=way.how))
+    arguments = along(x.to(torch.bfloat16), [MX], way.columns)
+    got, expected = quantized(place, arguments, E4M3, history_of(1, 129, True, int(arguments[2].step)))
+    assert expected[1].flags.sum() == 1
+    assert_same_operand(got, expected)

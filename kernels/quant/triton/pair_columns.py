@@ -85,12 +85,12 @@ def columns_in_pairs(
     here = WHOLE | (row < rows) & (column0 + lanes * (WORDS * 2) < width)
     apart_words = width // 2
     begin = (x_ptr + (number * 128 * width + column0)).to(tl.pointer_type(tl.int32))
-    begin += (block * 32 + half * ROWS) * apart_words + lanes * WORDS
+    begin += ((block * 32 + half * ROWS) * apart_words + lanes * WORDS)[:, :, :, :, None]
+    begin += tl.arange(0, WORDS)[None, None, None, None, :]
     words = none()
-    for n in tl.static_range(ROWS):
-        there = (begin + n * apart_words)[:, :, :, :, None] + tl.arange(0, WORDS)[None, None, None, None, :]
-        word = tl.load(there, here[:, :, :, :, None], 0)
-        words += parts(word)
+    for _ in tl.static_range(ROWS):
+        words += parts(tl.load(begin, here[:, :, :, :, None], 0))
+        begin += apart_words
     rule = rule_of(lane, floats_ptr, ints_ptr)
     exponent, known = exponent_now(tops_ptr, lane, step_ptr, MANTISSA, TRAINING)
     base = -rule[2] - exponent - LOWEST

@@ -86,13 +86,14 @@ def rows_in_pairs(
     )
     within = WHOLE | (column0 + along < width)
     four = tl.arange(0, 4)[None, None, None, None, :]
-    begin = (x_ptr + (row0 * width + column0)).to(tl.pointer_type(tl.int32)) + (line * width + along) // 2
+    begin = (x_ptr + (row0 * width + column0)).to(tl.pointer_type(tl.int32))
+    begin += ((line * width + along) // 2)[:, :, :, :, None] + four
     words = none()
     for n in tl.static_range(ROWS):
         here = WHOLE | within & (row0 + n * LINES + line < rows)
-        there = (begin + n * LINES * width // 2)[:, :, :, :, None] + four
         for word in tl.static_range(WORDS):
-            words += parts(tl.load(there + word * 4, here[:, :, :, :, None], 0))
+            words += parts(tl.load(begin + word * 4, here[:, :, :, :, None], 0))
+        begin += LINES * width // 2
     rule = rule_of(lane, floats_ptr, ints_ptr)
     exponent, known = exponent_now(tops_ptr, lane, step_ptr, MANTISSA, TRAINING)
     base = -rule[2] - exponent - LOWEST
