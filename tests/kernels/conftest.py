@@ -58,7 +58,7 @@ def place(request):
     with pytest.MonkeyPatch.context() as patch:
         modules = _interpreted(patch)
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
-        for module in ("trees", "blocks"):
+        for module in ("trees", "blocks", "wide"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
         for module in ("attention_kernels", "forward"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
