@@ -75,6 +75,18 @@ def test_every_exponent_of_a_block_is_held_or_not_as_by_the_definition(place, dt
 
 
 @WAYS
+@pytest.mark.parametrize("bits", [1, 0x10, 0x1F, 0x80, 0x7F00, 0x7F7F, 0x7F80, 0x7FC0])
+def test_one_block_of_tiny_or_huge_numbers_alone_is_not_lost(place, bits, columns):
+    """Of the smallest scale 0x10 is a fourth, which becomes zero, and 0x1F nearly a half."""
+    x = torch.randn(2, 16, 128, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    x[1, 3, :32] = torch.tensor(bits, dtype=torch.int16).view(torch.bfloat16)
+    arguments = along(x, [MX, RULES[2]], columns)
+    got, expected = quantized(place, arguments, E5M2, history_of(2, 129, True, int(arguments[2].step)))
+    assert expected[1].flags.sum() == (bits not in (1, 0x10))
+    assert_same_operand(got, expected)
+
+
+@WAYS
 @pytest.mark.parametrize(("rows", "length"), [(16, 32), (48, 96), (80, 160), (70, 160), (5, 64), (64, 256), (16, 416)])
 def test_tiles_that_are_filled_in_part_are_written_likewise(place, rows, length, columns):
     """In training and out of it, held and not; nothing beyond the end is written."""

@@ -33,13 +33,6 @@ _SIGNS = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
 
 
 @triton.jit
-def _bits(bad, SHIFT: tl.constexpr):
-    """Bit 7 of each byte, so many further down."""
-    MASK: tl.constexpr = -0x7F7F7F80 if SHIFT == 0 else 0x80808080 >> SHIFT
-    return bad >> SHIFT & MASK
-
-
-@triton.jit
 def columns_in_pairs(
     x_ptr,
     values_ptr,
@@ -109,8 +102,6 @@ def columns_in_pairs(
         low_2, high_2 = bytes_of(exponents >> 23, base, table_ptr, LAST)
         limit, a, b, c = lines
         limit, a, b, c = limit[:, :, None], a[:, :, None], b[:, :, None], c[:, :, None]
-        bad_1 = tl.full((WARPS, 4, HALVES, LANES), 0, tl.int32)
-        bad_2 = bad_1
         for four in tl.static_range(ROWS // 4):
             w_0, w_1 = words[four * 4 * WORDS + word], words[(four * 4 + 1) * WORDS + word]
             w_2, w_3 = words[(four * 4 + 2) * WORDS + word], words[(four * 4 + 3) * WORDS + word]
@@ -121,12 +112,10 @@ def columns_in_pairs(
             first_two, last_two = prmt(w_0, w_1, 0x7351), prmt(w_2, w_3, 0x7351)
             bytes_1 = permuted(low_1[:, :, None], high_1[:, :, None], codes)
             bytes_2 = permuted(low_2[:, :, None], high_2[:, :, None], codes >> 16)
-            bad_1, bad_2 = bad_1 | bytes_1, bad_2 | bytes_2
+            missed |= bytes_1 | bytes_2
             outs += (bytes_1 & ~_SIGNS | prmt(first_two, last_two, 0x5410) & _SIGNS,)
             outs += (bytes_2 & ~_SIGNS | prmt(first_two, last_two, 0x7632) & _SIGNS,)
-        missed |= _bits(bad_1, 2 * word) | _bits(bad_2, 2 * word + 1)
-    missed = tl.reduce(tl.reduce(missed, 2, either), 1, either)
-    wrong = tl.reduce(missed, None, either) | tl.reduce(found, None, either)
+    wrong = tl.reduce(found[:, :, None] | missed & _SIGNS, None, either)
     flagged, of_all = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     if (wrong == 0) & rule[0]:
         column_of = lane * width + column0 + lanes * (WORDS * 2)

@@ -113,7 +113,6 @@ def rows_in_pairs(
             a = prmt(factors, factors, 0x3232 if side else 0x1010)[:, :, :, None]
             low, high = bytes_of(exponents >> 23 if side else exponents >> 7 & 0x1FF, base, table_ptr, LAST)
             low, high = low[:, :, :, None], high[:, :, :, None]
-            bad = tl.full((WARPS, LINES, 4, PARTS), 0, tl.int32)
             for pair in tl.static_range(COUNT // 2):
                 w_0 = words[(2 * two + side) * COUNT + 2 * pair]
                 w_1 = words[(2 * two + side) * COUNT + 2 * pair + 1]
@@ -121,10 +120,9 @@ def rows_in_pairs(
                 codes = nearest_codes(w_0, limit, a, a - 0x800080, a - 0x1000100) - 0x43434300
                 codes += nearest_codes(w_1, limit, a, a - 0x800080, a - 0x1000100) * 256
                 of_four = permuted(low, high, codes + (codes >> 12))
-                bad |= of_four
+                missed |= of_four
                 outs += (of_four & ~_SIGNS | prmt(w_0, w_1, 0x7531) & _SIGNS,)
-            missed |= ((bad & _SIGNS) != 0).to(tl.int32) << 2 * two + side
-    wrong = tl.reduce(missed, None, either) | tl.reduce(found, None, either)
+    wrong = tl.reduce(found[:, :, :, None] | missed & _SIGNS, None, either)
     flagged, of_all = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     segments = (width + 127) // 128
     if (wrong == 0) & rule[0]:
