@@ -35,7 +35,7 @@ most, and registers of a thread, so that all of these run at a time: most only f
 
 @triton.jit
 def _noted(a_ptr, b_ptr, lane, count_a, count_b):
-    """Whether a lane has notes, int32, of each operand: read side by side, since most programs do no more than that."""
+    """Notes of a lane, as many as were found, of each operand: read side by side, since most programs do no more."""
     found_a, found_b = tl.full((_NOTES,), 0, tl.int32), tl.full((_NOTES,), 0, tl.int32)
     for start in range(0, tl.maximum(count_a, count_b), _NOTES):
         at = start + tl.arange(0, _NOTES)
