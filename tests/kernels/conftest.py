@@ -42,6 +42,7 @@ MODULES = {
     if "\nimport triton\n" in file.read_text()
 }
 """Name -> module with Triton code."""
+PAIRS = "pair_columns", "pair_rows"
 
 
 @pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -57,7 +58,7 @@ def place(request):
     with pytest.MonkeyPatch.context() as patch:
         modules = _interpreted(patch)
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
-        for module in ("trees", "blocks"):
+        for module in ("trees", "blocks", "wide"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
         for module in ("attention_kernels", "forward"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
@@ -70,10 +71,30 @@ def place(request):
             patch.setattr(modules["tiles"], name, twin)
         patch.setattr(modules["silu"], "quotient", _quotient)
         patch.setattr(modules["codes"], "saturated", _saturated)
-        for module in ("codes", "mxfp4"):
+        for module in ("codes", "mxfp4", *PAIRS):
             patch.setattr(modules[module], "prmt", _prmt)
-        patch.setattr(modules["mxfp4"], "permuted", _permuted)
-        for module in ("eights", "fp8", "max_abs", "messages", "mxfp4", "shifting", "wide"):
+        for module in ("mxfp4", *PAIRS):
+            patch.setattr(modules[module], "permuted", _permuted)
+        patch.setattr(modules["pairs"], "between", _between)
+        for name, twin in (
+            ("larger_pair", _larger_pair),
+            ("larger_of_pairs", _larger_of_pairs),
+            ("either_of_pairs", _maximum_of_pairs),
+            ("nearest_codes", _nearest_codes),
+        ):
+            for module in PAIRS:
+                patch.setattr(modules[module], name, twin)
+        for module in (
+            "eights",
+            "fp8",
+            "max_abs",
+            "messages",
+            "mxfp4",
+            "pair_columns",
+            "pair_rows",
+            "shifting",
+            "wide",
+        ):
             patch.setattr(modules[module], "higher", tl.standard._elementwise_max)
         patch.setattr(modules["eights"], "eight_bits", _eight_bits)
         patch.setattr(modules["shifting"], "upward", _upward)
@@ -118,10 +139,42 @@ def _maximum_of_bits(magnitude):
     return bits.to(tl.float32, bitcast=True)
 
 
-def _maximum_of_pairs(word):
+def _maximum_of_pairs(word, axis=1):
     """One after the other, the pair of them again one word."""
-    low, high = (tl.reduce(bits & 0x7FFF, 1, tl.standard._elementwise_max) for bits in (word, word >> 16))
+    low, high = (tl.reduce(bits & 0x7FFF, axis, tl.standard._elementwise_max) for bits in (word, word >> 16))
     return low | high << 16
+
+
+def _halves(combine, *words):
+    """Of the halves of words, integers without sign."""
+    return combine(*(w & 0xFFFF for w in words)) | combine(*(w >> 16 & 0xFFFF for w in words)) << 16
+
+
+def _larger_pair(a, b):
+    return _halves(tl.maximum, a, b)
+
+
+def _larger_of_pairs(a, b):
+    return _halves(lambda x, y: tl.maximum(x & 0x7FFF, y & 0x7FFF), a, b)
+
+
+def _between(x, low, high):
+    return _halves(
+        lambda x, low, high: tl.minimum(tl.maximum(x, low), high), x, *(x * 0 + bound for bound in (low, high))
+    )
+
+
+def _nearest_codes(x, limit, first, second, third):
+    """Sums have few enough digits for float32, which then rounds to whole numbers."""
+
+    def lines(x, limit, *factors):
+        x, limit, *factors = ((of << 16).to(tl.float32, bitcast=True) for of in (x & 0x7FFF, limit, *factors))
+        x = tl.minimum(x, limit)
+        a, b, c = (x * factor + (128.0 + 2 * n) for n, factor in enumerate(factors))
+        rounded = (tl.minimum(a, tl.minimum(b, c)) + 2.0**23) - 2.0**23
+        return 0x4300 + (rounded - 128.0).to(tl.int32)
+
+    return _halves(lines, x, limit, first, second, third)
 
 
 def _same(x):

@@ -1,9 +1,9 @@
-"""Instructions an element of the kernels that convert MXFP4 to FP8 and that pack rows, as an H100 gets them:
+"""Instructions an element of the kernels that quantize to MXFP4, convert it to FP8 and pack rows, as an H100 gets them:
 
     python -m tests.kernels.instructions
 
 It needs no GPU: Triton brings the assembler, and the program that lists what it made. A loop's body counts once, and so
-does what a program does once.
+does what a program does once, and what it seldom does: quantizers in FP8 have a second way for tiles that are not held.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.kernels.ops.fp8 import E5M2, History
 from fp4dse.kernels.ops.messages import triton as messages
 from fp4dse.kernels.ops.mxfp4 import triton as mxfp4
-from tests.kernels import conversion_variants
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.triton import launch
+from fp4dse.kernels.quant.triton.features import features_of
+from tests.kernels import conversion_variants, fp8_quantizer_variants
 from tests.kernels.compiling import Absent
 
 LISTING = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -44,8 +49,28 @@ def names(listing: str) -> list[str]:
     return [name for name in found if name != "NOP"]
 
 
+def quantizers() -> Iterator[Case]:
+    """Those of MXFP4 to nearest: operands in BF16, in FP8, and in FP8 by the kernel for all formats."""
+    tables, zero = descriptor((QUANTIZERS["mxfp4"],)), torch.zeros((), dtype=torch.int64)
+    call = Call(32, *tables, features_of(*tables), zero[None], zero, 0)
+    x, history = torch.zeros(1, EDGE, EDGE, dtype=torch.bfloat16), History(torch.zeros(1, 3).int(), zero, True)
+    for columns, numbers in ((False, 2048), (True, 4096)):
+        what = "columns" if columns else "rows"
+        outputs = x, None, torch.zeros(1)
+        yield Case(f"{what} to mxfp4 in BF16", numbers, lambda c=columns, o=outputs: launch.launch(x, c, call, o))
+        yield Case(
+            f"{what} to mxfp4 in FP8, in use", 8192, lambda c=columns: launch.launch_fp8(x, c, call, E5M2, history)
+        )
+        yield Case(
+            f"{what} to mxfp4 in FP8, for all formats",
+            8192 if columns else 2048,
+            lambda c=columns: fp8_quantizer_variants.for_all_formats(x, c, call, history),
+        )
+
+
 def cases() -> Iterator[Case]:
     """What is in use, then the ways of `conversion_variants`."""
+    yield from quantizers()
     codes, scales = (torch.zeros(1, EDGE, EDGE // n, dtype=torch.uint8) for n in (2, 32))
     rows = mxfp4._TO_FP8["ROWS"] * 128
     yield Case("mxfp4 to fp8 of columns, in use", 8192, lambda: mxfp4.columns_to_fp8(codes, scales))

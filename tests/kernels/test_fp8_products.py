@@ -120,6 +120,27 @@ def test_the_library_refuses_what_it_does_not_take():
 
 
 @INTERPRETED
+@pytest.mark.parametrize("count", [1, 3, 4, 8, 8200, 2049])
+def test_a_note_is_seen_wherever_it_is_and_of_either_operand(place, any_size, count):
+    """Notes are read four at a time where their number allows it."""
+    _, _, operands = exact_operands()
+    expected = fp8.multiply(*operands)
+    for which in range(2):
+        for at in {0, count // 2, count - 1}:
+            chosen = []
+            for number, of in enumerate(operands):
+                notes = torch.zeros(2, count if number == which else 5, dtype=torch.uint8)
+                notes[-1, at if number == which else 0] = number == which
+                chosen.append(of._replace(shift=of.shift._replace(notes=notes)))
+            other = operands[1 - which]
+            held = other.shift._replace(flags=torch.zeros_like(other.shift.flags))
+            chosen[1 - which] = other._replace(shift=held._replace(notes=chosen[1 - which].shift.notes))
+            wanted = fp8.multiply(*chosen)
+            assert not torch.equal(wanted, expected)
+            assert torch.equal(place.fp8.multiply(*chosen), wanted)
+
+
+@INTERPRETED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("names", ["", "a", "b", "ab", "a rows", "bias", "ab bias"])
 def test_a_product_is_finished(place, any_size, dtype, names):

@@ -21,9 +21,11 @@ from fp4dse.kernels.ops.fp8.shifting import MANTISSA, either, higher, numbers_of
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.products import SEGMENT, Finish
 from fp4dse.kernels.ops.products.triton import Tiles, constants_of, finish_tile
+from fp4dse.kernels.ops.sums.trees import plus
 
 _SEGMENT, _APART = tl.constexpr(SEGMENT), tl.constexpr(APART)
-_NOTES = tl.constexpr(8192)
+_NOTES = tl.constexpr(2048)
+"""Notes, or words of four, that are read at a time."""
 _AT_A_TIME = tl.constexpr(32)
 """Segments whose flags are the bits of a number."""
 TILES, PROGRAMS, REGISTERS = Tiles(64, 64, 64, 8, 2), 264, 128
@@ -32,13 +34,17 @@ most, and registers of a thread, so that all of these run at a time: most only f
 
 
 @triton.jit
-def _any_note(ptr, lane, count):
-    """The largest of a lane's notes."""
-    found = tl.full((_NOTES,), 0, tl.int32)
-    for start in range(0, count, _NOTES):
+def _noted(a_ptr, b_ptr, lane, count_a, count_b):
+    """Notes of a lane, as many as were found, of each operand: read side by side, since most programs do no more."""
+    found_a, found_b = tl.full((_NOTES,), 0, tl.int32), tl.full((_NOTES,), 0, tl.int32)
+    for start in range(0, tl.maximum(count_a, count_b), _NOTES):
         at = start + tl.arange(0, _NOTES)
-        found = tl.maximum(found, tl.load(ptr + lane * count + at, at < count, 0).to(tl.int32))
-    return tl.reduce(found, 0, higher)
+        if a_ptr is not None:
+            found_a |= tl.load(a_ptr + lane * count_a + at, at < count_a, 0).to(tl.int32)
+        if b_ptr is not None:
+            found_b |= tl.load(b_ptr + lane * count_b + at, at < count_b, 0).to(tl.int32)
+    both = tl.reduce((found_a != 0).to(tl.int32) | (found_b != 0).to(tl.int32) << 16, 0, plus)
+    return both & 0xFFFF, both >> 16
 
 
 @triton.jit
@@ -122,11 +128,7 @@ def _wide_kernel(
     are added to the result, else tiles with a flag are computed anew."""
     lane, segments = tl.program_id(1).to(tl.int64), (length + _SEGMENT - 1) // _SEGMENT
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
-    noted_a, noted_b = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-    if flags_a_ptr is not None:
-        noted_a = _any_note(notes_a_ptr, lane, notes_a)
-    if flags_b_ptr is not None:
-        noted_b = _any_note(notes_b_ptr, lane, notes_b)
+    noted_a, noted_b = _noted(notes_a_ptr, notes_b_ptr, lane, notes_a, notes_b)
     tiles = tl.where(noted_a + noted_b > 0, down * across, 0)
     for number in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row0, column0 = number // across * ROWS, number % across * COLUMNS
@@ -186,10 +188,11 @@ def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
     is_finite = a.shift is not None and b.shift is not None
     constants["ADDED"] = is_finite and finish.is_of_dtype_alone
     tiles = triton.cdiv(rows, TILES.rows) * triton.cdiv(columns, TILES.columns)
-    notes = (0 if of.shift is None else of.shift.notes.shape[1] for of in (a, b))
-    sizes = rows, columns, values[0].shape[2], out.stride(0), *notes
     codes = (of.view(torch.uint8) for of in values)
-    pointers = *codes, *_pointers(a.shift), *_pointers(b.shift)
+    shifts = [_pointers(of.shift) for of in (a, b)]
+    notes = (0 if pointers[2] is None else pointers[2].shape[1] for pointers in shifts)
+    sizes = rows, columns, values[0].shape[2], out.stride(0), *notes
+    pointers = *codes, *shifts[0], *shifts[1]
     _wide_kernel[launch_grid(min(tiles, PROGRAMS), lanes)](
         *pointers, out, *factors, *sizes, **constants, maxnreg=REGISTERS
     )
@@ -197,5 +200,9 @@ def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
 
 
 def _pointers(shift: Shift | None) -> list[Tensor | None]:
-    """A shift as the kernel takes it."""
-    return [None] * 4 if shift is None else [spaced(shift.power), *(t.contiguous() for t in shift[1:])]
+    """A shift as the kernel takes it: notes four at a time where that is possible."""
+    if shift is None:
+        return [None] * 4
+    flags, notes, wide = (t.contiguous() for t in shift[1:])
+    whole = not (notes.shape[1] % 4 or notes.data_ptr() % 4)
+    return [spaced(shift.power), flags, notes.view(torch.int32) if whole else notes, wide]

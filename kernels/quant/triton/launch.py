@@ -24,6 +24,9 @@ from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
 from fp4dse.kernels.quant.triton.limits import span
+from fp4dse.kernels.quant.triton.pair_columns import COLUMNS, columns_in_fp8
+from fp4dse.kernels.quant.triton.pair_rows import ROWS, rows_in_fp8
+from fp4dse.kernels.quant.triton.pair_tiles import programs_of_pairs, why_not_pairs
 from fp4dse.kernels.quant.triton.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.quant.triton.tiles import load, rotated, tile
 
@@ -157,6 +160,8 @@ def launch_fp8(
     x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History
 ) -> tuple[Tensor, Shift, Tensor]:
     """Values, shift and decode factors of the operand x [L, R, C]; see `operators.fp8`. call: as in `launch`."""
+    if why_not_pairs(x, call) is None:
+        return (columns_in_fp8 if columns else rows_in_fp8)(x, call, dtype, history)
     shape = x.mT.shape if columns else x.shape
     sizes, programs = _sizes_of_fp8(x, columns, call)
     values, shift = empty(x, shape, dtype, programs)
@@ -169,6 +174,8 @@ def launch_fp8(
 
 def programs_of_fp8(x: Tensor, columns: bool, call: Call) -> int:
     """The number of programs that write the operand in FP8, and so of their notes a lane."""
+    if why_not_pairs(x, call) is None:
+        return programs_of_pairs(x, columns, COLUMNS if columns else ROWS)
     return _sizes_of_fp8(x, columns, call)[1]
 
 
