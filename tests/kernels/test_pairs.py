@@ -37,6 +37,12 @@ def along(x, rules, columns):
     return x.mT.contiguous() if columns else x, columns, call_for(rules)
 
 
+@pytest.fixture(autouse=True)
+def on_gpus(monkeypatch):
+    """Also where the program is not in use yet."""
+    monkeypatch.setattr(pair_tiles, "ON_GPUS", True)
+
+
 WAYS = pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 
 
