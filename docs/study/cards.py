@@ -7,7 +7,7 @@ and writes OUT/cards.tgz: a folder for each command, with what it said (said.txt
 command again, on the same machine, waits for the run that goes on. The run ends after `--limit` seconds.
 
 A file is a list of commands. A card that becomes free takes the first of them that still waits and asks for no more
-cards than are free; one that needs more time than is left is left out, and said:
+cards than are free; one that needs more cards than there are, or more time than is left, is left out, and said:
 
     [[command]]
     name = "tests"
@@ -15,8 +15,10 @@ cards than are free; one that needs more time than is left is left out, and said
     least = 120            # seconds without which it is not begun
     run = "timeout {left} {python} -m pytest -m gpu tests/kernels"
 
-{left}: seconds until the end. A command has its cards in CUDA_VISIBLE_DEVICES. What is timed is best put last, when the
-machine is quieter.
+{left}: seconds that it has, some less than the run, so that it can still write its results; {python}: this one. A
+command has its cards in CUDA_VISIBLE_DEVICES. What has not ended when the run does is killed, with the processes of its
+group; what began a session of its own must keep to its {left}. What is timed is best put last, when the machine is
+quieter.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from typing import Any, NamedTuple
 from stages import TREE, cards, surroundings
 
 SPARE_S = 15.0
-"""Seconds before the end of the run that a command is told to end."""
+"""Seconds by which {left} is short of the end of the run."""
+KEYS = {"name", "run", "cards", "least"}
 
 
 class Running(NamedTuple):
@@ -64,19 +67,29 @@ def main() -> None:
         drive(read(asked.file, asked.only), asked.at, asked.cards or cards("cuda"), time.monotonic() + asked.limit)
         return
     begin = time.monotonic()
-    if not asked.at.exists():
-        read(asked.file, asked.only)  # what is wrong with the file is said here
+    asked.at, asked.out = asked.at.resolve(), asked.out.resolve()
+    read(asked.file, asked.only)  # what is wrong with the file is said here
+    if not (asked.at / "driver").exists():
         start(asked)
-    while not (asked.at / "ended").exists() and time.monotonic() - begin < asked.wait:
+    elif (asked.at / "commands.toml").read_bytes() != asked.file.read_bytes():
+        sys.exit(f"--at: found {asked.at}, where another file runs or ran; accepted: another folder")
+    driver = Path("/proc") / (asked.at / "driver").read_text()
+    while not (asked.at / "ended").exists() and driver.exists() and time.monotonic() - begin < asked.wait:
         time.sleep(0.5)
     bring(asked.at, asked.out)
-    print("ended" if (asked.at / "ended").exists() else "it goes on", flush=True)
+    print("ended" if (asked.at / "ended").exists() else "it goes on" if driver.exists() else "it is gone", flush=True)
 
 
 def read(file: Path, only: list[str]) -> list[dict[str, Any]]:
     """The commands of a file, in its order. only: these alone, where any are named."""
     commands = tomllib.loads(file.read_text())["command"]
+    for command in commands:
+        if wrong := sorted({"name", "run"} - set(command)) or sorted(set(command) - KEYS):
+            found = f"{file}: {command.get('name', 'a command')}: found {', '.join(sorted(command))}"
+            sys.exit(f"{found}; accepted: name and run, and cards and least; see {', '.join(wrong)}")
     names = [command["name"] for command in commands]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        sys.exit(f"{file}: found {', '.join(twice)} more than once; accepted: a name of its own for each command")
     if unknown := sorted(set(only) - set(names)):
         sys.exit(f"--only: found {', '.join(unknown)}; accepted: {', '.join(names)}")
     return [{"cards": 1, "least": 0, **command} for command in commands if not only or command["name"] in only]
@@ -85,6 +98,7 @@ def read(file: Path, only: list[str]) -> list[dict[str, Any]]:
 def start(asked: argparse.Namespace) -> None:
     """Copy the tree and start the run there, in a session of its own, so that it outlives this call."""
     tree = asked.at / "tree"
+    shutil.rmtree(asked.at, ignore_errors=True)  # of a start that did not come to its end
     shutil.copytree(TREE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
     shutil.copy(asked.file, asked.at / "commands.toml")
     command = [sys.executable, tree / "docs" / "study" / "cards.py", asked.at / "commands.toml", "--out", asked.out]
@@ -93,12 +107,16 @@ def start(asked: argparse.Namespace) -> None:
     with open(asked.at / "run.txt", "ab") as log:
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         words = map(str, [*command, *options])
-        subprocess.Popen(list(words), cwd=tree, start_new_session=True, env=surroundings(tree), **streams)
+        driver = subprocess.Popen(list(words), cwd=tree, start_new_session=True, env=surroundings(tree), **streams)
+    (asked.at / "driver").write_text(str(driver.pid))
 
 
 def drive(waiting: list[dict[str, Any]], at: Path, count: int, end: float) -> None:
     """Begin commands as cards become free, until none is left or the time is over."""
     begun, free, running = time.monotonic(), list(range(count)), list[Running]()
+    for command in [command for command in waiting if command["cards"] > count]:
+        say(begun, f"{command['name']} left out: it needs {command['cards']} cards, there are {count}")
+        waiting.remove(command)
     try:
         while waiting or running:
             now = time.monotonic()
@@ -114,7 +132,7 @@ def drive(waiting: list[dict[str, Any]], at: Path, count: int, end: float) -> No
                 waiting.remove(fits)
                 held, free = free[: fits["cards"]], free[fits["cards"] :]
                 running.append(begin(fits, at, held, int(end - SPARE_S - now)))
-                say(begun, f"{fits['name']} on {', '.join(map(str, held))}")
+                say(begun, f"{fits['name']} on {', '.join(map(str, running[-1].cards))}")
             elif now > end:
                 break
             else:
@@ -135,10 +153,13 @@ def begin(command: dict[str, Any], at: Path, held: list[int], left: int) -> Runn
     """Start a command in the tree's copy, on its cards."""
     results = at / "results" / command["name"]
     results.mkdir(parents=True)
-    env = {"RESULTS": str(results), "CUDA_VISIBLE_DEVICES": ",".join(map(str, held))}
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = shown.split(",") if shown else [str(card) for card in range(max(held) + 1)]
+    env = {"RESULTS": str(results), "CUDA_VISIBLE_DEVICES": ",".join(names[card] for card in held)}
+    run = command["run"].replace("{left}", str(left)).replace("{python}", sys.executable)
     with open(results / "said.txt", "wb") as said:
         process = subprocess.Popen(
-            ["bash", "-c", command["run"].format(left=left, python=sys.executable)],
+            ["bash", "-c", run],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

@@ -86,8 +86,8 @@ def _falls(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _worth(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe that *scale* has and whose factors are fitted to more presets than they are: what its
-    parameters and tokens are worth, how far that is from its gaps, and how far a power law is."""
+    """A row for each recipe that *scale* has and three presets or more: what its parameters and tokens are worth, how
+    far that is from its gaps, and how far a power law is."""
     language = runs[runs["task"].eq("language")]
     ours = language.loc[language["seed"].isin(SCALE), "config_id"]
     found = scaling(language)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CARDS = Path(__file__).parents[2] / "docs" / "study" / "cards.py"
+COMMAND = [sys.executable, Path(__file__).parents[2] / "docs" / "study" / "cards.py"]
 NOTE = "echo $CUDA_VISIBLE_DEVICES $(date +%s%N) > $RESULTS/cards; sleep 1; date +%s%N > $RESULTS/end"
 FILE = f"""
 [[command]]
@@ -23,7 +23,12 @@ run = "{NOTE}; exit 3"
 
 [[command]]
 name = "short"
-run = "{NOTE}; echo {{left}} seconds"
+run = "{NOTE}; echo {{left}} ${{#PWD}} seconds"
+
+[[command]]
+name = "wide"
+cards = 3
+run = "touch $RESULTS/begun"
 
 [[command]]
 name = "never"
@@ -41,7 +46,7 @@ run = "echo begun; sleep 613"
 def run_cards(folder: Path, *more: str, file: str = FILE) -> str:
     (folder / "device.toml").write_text(file)
     where = ["--out", str(folder / "out"), "--at", str(folder / "at"), "--cards", "2"]
-    command = [sys.executable, str(CARDS), str(folder / "device.toml"), *where, *more]
+    command = [*COMMAND, folder / "device.toml", *where, *more]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100, env={**os.environ})
     with tarfile.open(folder / "out" / "cards.tgz") as file:
         file.extractall(folder / "brought", filter="data")
@@ -52,7 +57,12 @@ def test_each_command_has_its_cards_and_what_does_not_fit_waits(tmp_path):
     assert "it goes on" in run_cards(tmp_path, "--limit", "60", "--wait", "0.5")
     said = run_cards(tmp_path, "--wait", "60")
     assert said.splitlines()[-1] == "ended"
-    for line in ("both ended after", "exit 3", "never left out: it needs 1000 s"):
+    for line in (
+        "both ended after",
+        "exit 3",
+        "never left out: it needs 1000 s",
+        "wide left out: it needs 3 cards, there are 2",
+    ):
         assert line in said
     brought = tmp_path / "brought"
     cards, spans = {}, {}
@@ -62,7 +72,7 @@ def test_each_command_has_its_cards_and_what_does_not_fit_waits(tmp_path):
     assert cards == {"long": "0", "both": "0,1", "short": "1"}
     assert spans["short"][0] < spans["long"][1]  # begun at once, before the one that needs both cards
     assert spans["both"][0] > max(spans["long"][1], spans["short"][1])
-    assert re.match(r"\d+ seconds\n", (brought / "short" / "said.txt").read_text())
+    assert re.match(r"\d+ \d+ seconds\n", (brought / "short" / "said.txt").read_text())
     assert not (brought / "never").exists()
 
 
@@ -73,10 +83,36 @@ def test_what_does_not_end_in_time_is_stopped_with_all_that_it_began(tmp_path):
     assert subprocess.run(["pgrep", "-xf", "sleep 613"], capture_output=True).stdout == b""
 
 
-def test_a_name_that_is_no_command_is_said_before_anything_is_begun(tmp_path):
-    (tmp_path / "device.toml").write_text(FILE)
-    command = [sys.executable, str(CARDS), str(tmp_path / "device.toml"), "--out", str(tmp_path), "--only", "shorts"]
-    said = subprocess.run([*command, "--at", str(tmp_path / "at")], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("file", "more", "says"),
+    [
+        (FILE, ["--only", "shorts"], "--only: found shorts; accepted: long, both, short, wide, never\n"),
+        (
+            FILE + FILE,
+            [],
+            "found both, long, never, short, wide more than once; accepted: a name of its own for each command\n",
+        ),
+        (
+            '[[command]]\nname = "one"\nleats = 3\nrun = ""',
+            [],
+            "one: found leats, name, run; accepted: name and run, and cards and least; see leats\n",
+        ),
+    ],
+    ids=["only", "twice", "key"],
+)
+def test_what_is_wrong_with_a_file_is_said_before_anything_is_begun(tmp_path, file, more, says):
+    (tmp_path / "device.toml").write_text(file)
+    command = [*COMMAND, tmp_path / "device.toml", "--out", tmp_path, "--at", tmp_path / "at", *more]
+    said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 1
-    assert said.stderr == "--only: found shorts; accepted: long, both, short, never\n"
+    assert said.stderr.endswith(says)
     assert not (tmp_path / "at").exists()
+
+
+def test_a_folder_of_another_file_is_refused(tmp_path):
+    """Its results would be taken for those of this one."""
+    run_cards(tmp_path, "--limit", "20", "--wait", "20", "--only", "never")
+    (tmp_path / "device.toml").write_text(ENDLESS)
+    command = [*COMMAND, tmp_path / "device.toml", "--out", tmp_path, "--at", tmp_path / "at"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.stderr == f"--at: found {tmp_path / 'at'}, where another file runs or ran; accepted: another folder\n"

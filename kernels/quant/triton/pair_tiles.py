@@ -133,8 +133,8 @@ def programs_of_pairs(x: Tensor, columns: bool, how: How) -> int:
 
 
 ON_GPUS = False
-"""True once `python -m tests.kernels.fp8_quantizer_variants` has found 0 bytes wrong on a GPU: the interpreter runs
-twins of what is in assembly, not the instructions."""
+"""True once tests/kernels/test_pairs.py has passed on a GPU, and `python -m tests.kernels.fp8_quantizer_variants` has
+found 0 bytes wrong: the interpreter runs twins of what is in assembly, not the instructions."""
 
 
 def why_not_pairs(x: Tensor, call: Call) -> str | None:
