@@ -132,7 +132,7 @@ def _extrapolated(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 OF_SCALE = {"scale": _scale, "scale in BF16": partial(_scale, of="gap_bf16"), "shares": _shares}
-"""The same, of the runs of *scale*."""
+"""Marker -> rows of its table, of the runs of *scale*."""
 
 OF_ALL = {"falls": _falls, "worth": _worth, "extrapolated": _extrapolated}
 """The same, of all runs."""

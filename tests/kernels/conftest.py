@@ -76,9 +76,10 @@ def place(request):
         for module in ("mxfp4", *PAIRS):
             patch.setattr(modules[module], "permuted", _permuted)
         patch.setattr(modules["pairs"], "between", _between)
+        for module in ("pair_tiles", "pair_rows"):
+            patch.setattr(modules[module], "larger_of_pairs", _larger_of_pairs)
         for name, twin in (
             ("larger_pair", _larger_pair),
-            ("larger_of_pairs", _larger_of_pairs),
             ("either_of_pairs", _maximum_of_pairs),
             ("nearest_codes", _nearest_codes),
         ):

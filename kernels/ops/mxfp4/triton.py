@@ -21,10 +21,9 @@ from torch import Tensor
 
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.mxfp4 import BLOCK, E4M3, NAN, ONE, TILE, Fp8, e2m1_steps, fp8_codes, window
-from fp4dse.kernels.quant.triton.numbers import permuted, prmt
+from fp4dse.kernels.quant.triton.numbers import SIGNS, in_four, none, permuted, prmt
 
 _NAN, _ONE = tl.constexpr(NAN), tl.constexpr(ONE)
-_SIGNS = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
 _MOST = tl.constexpr(NAN - 3)
 """The largest scale of a block of FP32 numbers: that of those from 2^127 on, which are 4 to 8 times as large."""
 _TO_FP8 = {"ROWS": 16, "num_warps": 1, "enable_fp_fusion": False}
@@ -82,8 +81,8 @@ def _bytes(words, scale, tile, table_ptr, FIRST: tl.constexpr, HIGHEST: tl.const
 @triton.jit
 def _four(codes, low, high):
     """The bytes of a table of 8 whose numbers are the lower 3 bits of a word's lower 4 codes, with the codes' signs."""
-    signs = permuted(-0x7F7F7F80, -0x7F7F7F80, codes)  # bytes of 0x80, or 0xFF with a sign
-    return permuted(low, high, codes & 0x77777777) | signs << 7 & -0x7F7F7F80
+    signs = permuted(SIGNS, SIGNS, codes)  # bytes of 0x80, or 0xFF with a sign
+    return permuted(low, high, codes & 0x77777777) | signs << 7 & SIGNS
 
 
 @triton.jit
@@ -124,27 +123,12 @@ def _transposed(a, b, c, d):
 
 
 @triton.jit
-def _none():
-    """A tuple that grows."""
-    return ()
-
-
-@triton.jit
-def _quarters(words):
-    """The four words of each block."""
-    odd, even = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], 2, 2)))
-    first, third = tl.split(odd)
-    second, fourth = tl.split(even)
-    return first, second, third, fourth
-
-
-@triton.jit
 def _eight(word, low, high):
     """The bytes of a table of 8 of a word's codes of even and of odd number, with their signs. Those of the one half
     are in their place, those of the other 4 bits below."""
     magnitudes = word & 0x77777777
     a, b = permuted(low, high, magnitudes), permuted(low, high, magnitudes >> 16)
-    return prmt(a, b, 0x6420) | word << 4 & _SIGNS, prmt(a, b, 0x7531) | word & _SIGNS
+    return prmt(a, b, 0x6420) | word << 4 & SIGNS, prmt(a, b, 0x7531) | word & SIGNS
 
 
 @triton.jit
@@ -175,7 +159,7 @@ def _columns_to_fp8_kernel(
     scales_ptr += begin
     at, left = group[:, None] * 8 * blocks + block[None, :], rows - number * 128
     here = WHOLE | (block < blocks)
-    words, scales, counting = _none(), _none(), _none()
+    words, scales, counting = none(), none(), none()
     top, bottom = tl.full((16, 2), -1, tl.int32), tl.full((16, 2), -255, tl.int32)
     for row in tl.static_range(8):
         inside = WHOLE | (group * 8 + row < left)[:, None] & here[None, :]
@@ -189,17 +173,17 @@ def _columns_to_fp8_kernel(
         top = tl.maximum(top, counting[row])
         bottom = tl.maximum(bottom, tl.where(counts, -scales[row], -255))
     tile = _tile_of(tl.reduce(top, 0, higher), HIGHEST)
-    lows, highs, parts = _none(), _none(), _none()
+    lows, highs, parts = none(), none(), none()
     for row in tl.static_range(8):
         line = tl.maximum(counting[row] - (tile + FIRST)[None, :], 0)
         line = tl.where(scales[row] == _NAN, HIGHEST + 1 - FIRST, line)
         low, high = tl.split(tl.load(table_ptr + (2 * line)[:, :, None] + tl.arange(0, 2)[None, None, :]))
         lows += (low,)
         highs += (high,)
-        parts += _quarters(words[row])
+        parts += in_four(tl.reshape(words[row], (16, 2, 2, 2)))
     out_ptr += ((lane * blocks + block) * 32 * tiles + number)[None, :] * 32 + group[:, None] * 2
     for word in tl.static_range(4):
-        columns = _none()  # words of rows 0 to 3: of columns 0, 2, 4, 6, 1, 3, 5, 7; then those of rows 4 to 7
+        columns = none()  # words of rows 0 to 3: of columns 0, 2, 4, 6, 1, 3, 5, 7; then those of rows 4 to 7
         for four in tl.static_range(2):
             even_a, odd_a = _eight(parts[16 * four + word], lows[4 * four], highs[4 * four])
             even_b, odd_b = _eight(parts[16 * four + 4 + word], lows[4 * four + 1], highs[4 * four + 1])
@@ -293,7 +277,7 @@ def _from_fp8_kernel(
     codes = words >> 4 & 0x08080808
     for n in tl.static_range(7):
         step = tl.load(steps_ptr + n)[:, :, None]
-        codes += (magnitudes | -0x7F7F7F80) - step >> 7 & 0x01010101
+        codes += (magnitudes | SIGNS) - step >> 7 & 0x01010101
     pairs = (codes | codes >> 4) & 0x00FF00FF
     pairs = tl.where(is_nan[:, :, None], 0, pairs | pairs >> 8)
     tl.store(codes_ptr + block * 8 + four, pairs.to(tl.int16), inside)

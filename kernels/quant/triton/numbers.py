@@ -26,6 +26,23 @@ _TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves integers
 _EXPONENT_64, _HALF_RANGE_64 = tl.constexpr(0x7FF << 52), tl.constexpr(0x7FE << 52)
 _TO_INTEGER_64 = tl.constexpr(2.0**52)
 _CHANCE = tl.constexpr(2.0**-17)
+SIGNS = tl.constexpr(-0x7F7F7F80)
+"""Bit 7 of each byte of a word."""
+
+
+@triton.jit
+def none():
+    """A tuple that grows."""
+    return ()
+
+
+@triton.jit
+def in_four(words):
+    """The four parts of words [..., 2, 2], in their order."""
+    even, odd = tl.split(words)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
 
 
 @triton.jit

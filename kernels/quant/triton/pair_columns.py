@@ -17,8 +17,8 @@ from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import numbers_of
 from fp4dse.kernels.quant.triton.eights import exponent_now
-from fp4dse.kernels.quant.triton.numbers import larger_of_pairs, permuted, prmt
-from fp4dse.kernels.quant.triton.pair_tiles import How, finish, launch_of, none, parts, write_in_float32
+from fp4dse.kernels.quant.triton.numbers import SIGNS, none, permuted, prmt
+from fp4dse.kernels.quant.triton.pair_tiles import How, finish, largest_of, launch_of, parts, put, write_in_float32
 from fp4dse.kernels.quant.triton.pairs import (
     bytes_of,
     either_of_pairs,
@@ -28,8 +28,6 @@ from fp4dse.kernels.quant.triton.pairs import (
     rule_of,
     tops_of,
 )
-
-_SIGNS = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
 
 
 @triton.jit
@@ -91,10 +89,7 @@ def columns_in_pairs(
     missed = tl.full((WARPS, 4, HALVES, LANES), 0, tl.int32)
     outs = none()
     for word in tl.static_range(WORDS):
-        amax = words[word]
-        for n in tl.static_range(1, ROWS):
-            amax = larger_of_pairs(amax, words[n * WORDS + word])
-        amax = either_of_pairs(amax, 2)
+        amax = either_of_pairs(largest_of(words, word, WORDS, ROWS), 2)
         exponents, lines, beyond = lines_of(amax, rule)
         found |= beyond
         top = larger_pair(top, tops_of(exponents, nearest_codes(amax, *lines)))
@@ -113,9 +108,9 @@ def columns_in_pairs(
             bytes_1 = permuted(low_1[:, :, None], high_1[:, :, None], codes)
             bytes_2 = permuted(low_2[:, :, None], high_2[:, :, None], codes >> 16)
             missed |= bytes_1 | bytes_2
-            outs += (bytes_1 & ~_SIGNS | prmt(first_two, last_two, 0x5410) & _SIGNS,)
-            outs += (bytes_2 & ~_SIGNS | prmt(first_two, last_two, 0x7632) & _SIGNS,)
-    wrong = tl.reduce(found[:, :, None] | missed & _SIGNS, None, either)
+            outs += (bytes_1 & ~SIGNS | prmt(first_two, last_two, 0x5410) & SIGNS,)
+            outs += (bytes_2 & ~SIGNS | prmt(first_two, last_two, 0x7632) & SIGNS,)
+    wrong = tl.reduce(found[:, :, None] | missed & SIGNS, None, either)
     flagged, of_all = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     if (wrong == 0) & rule[0]:
         column_of = lane * width + column0 + lanes * (WORDS * 2)
@@ -124,7 +119,7 @@ def columns_in_pairs(
         line = lanes * (WORDS * 2)
         for side in tl.static_range(2 * WORDS):
             of_column = (values_ptr + ((column_of + side) * rows + start)).to(tl.pointer_type(tl.int32))
-            _put(of_column, outs, side // 2 * (ROWS // 2) + side % 2, here, ROWS // 4)
+            put(of_column, outs, side // 2 * (ROWS // 2) + side % 2, 2, here, ROWS // 4)
             at = tl.reshape(line + side, (WARPS, LANES))
             inside = WHOLE | (column0 + at < width)
             tl.store(of_flags + at * ((rows + 127) // 128), tl.full((WARPS, LANES), 0, tl.uint8), inside)
@@ -138,26 +133,6 @@ def columns_in_pairs(
             of_all, flagged = tl.maximum(of_all, made[0]), flagged | made[1]
     of_lane = power_ptr, dec_ptr, floats_ptr
     finish(lane, (of_all, flagged), known, exponent, tops_ptr, notes_ptr, of_lane, step_ptr, TRAINING)
-
-
-@triton.jit
-def _put(there, outs, FIRST: tl.constexpr, here, COUNT: tl.constexpr):
-    """Store every second of COUNT words behind each other, 16 bytes at a time."""
-    if COUNT == 2:
-        tl.store(
-            there[:, :, :, :, None] + tl.arange(0, 2)[None, None, None, None, :],
-            tl.join(outs[FIRST], outs[FIRST + 2]),
-            here[:, :, :, :, None],
-        )
-    for four in tl.static_range(COUNT // 4):
-        even = tl.join(outs[FIRST + 8 * four], outs[FIRST + 8 * four + 4])
-        odd = tl.join(outs[FIRST + 8 * four + 2], outs[FIRST + 8 * four + 6])
-        both = tl.reshape(tl.join(even, odd), (even.shape[0], even.shape[1], even.shape[2], even.shape[3], 4))
-        tl.store(
-            there[:, :, :, :, None] + (four * 4 + tl.arange(0, 4)[None, None, None, None, :]),
-            both,
-            here[:, :, :, :, None],
-        )
 
 
 def columns_with(warps: int, rows: int, words: int, registers: int) -> How:

@@ -17,8 +17,8 @@ from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import numbers_of
 from fp4dse.kernels.quant.triton.eights import exponent_now
-from fp4dse.kernels.quant.triton.numbers import larger_of_pairs, permuted, prmt
-from fp4dse.kernels.quant.triton.pair_tiles import How, finish, launch_of, none, parts, write_in_float32
+from fp4dse.kernels.quant.triton.numbers import SIGNS, larger_of_pairs, none, permuted, prmt
+from fp4dse.kernels.quant.triton.pair_tiles import How, finish, largest_of, launch_of, parts, put, write_in_float32
 from fp4dse.kernels.quant.triton.pairs import (
     bytes_of,
     either_of_pairs,
@@ -28,17 +28,6 @@ from fp4dse.kernels.quant.triton.pairs import (
     rule_of,
     tops_of,
 )
-
-_SIGNS = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte
-
-
-@triton.jit
-def _largest(words, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """The larger magnitudes of COUNT words, each of the halves."""
-    largest = words[FIRST]
-    for n in tl.static_range(1, COUNT):
-        largest = larger_of_pairs(largest, words[FIRST + n])
-    return largest
 
 
 @triton.jit
@@ -101,7 +90,8 @@ def rows_in_pairs(
     missed = tl.full((WARPS, LINES, 4, PARTS), 0, tl.int32)
     outs = none()
     for two in tl.static_range(ROWS // 2):
-        first, second = _largest(words, 2 * two * COUNT, COUNT), _largest(words, (2 * two + 1) * COUNT, COUNT)
+        first = largest_of(words, 2 * two * COUNT, 1, COUNT)
+        second = largest_of(words, (2 * two + 1) * COUNT, 1, COUNT)
         amax = larger_of_pairs(prmt(first, second, 0x5410), prmt(first, second, 0x7632))
         amax = either_of_pairs(amax, 3)
         exponents, lines, beyond = lines_of(amax, rule)
@@ -121,8 +111,8 @@ def rows_in_pairs(
                 codes += nearest_codes(w_1, limit, a, a - 0x800080, a - 0x1000100) * 256
                 of_four = permuted(low, high, codes + (codes >> 12))
                 missed |= of_four
-                outs += (of_four & ~_SIGNS | prmt(w_0, w_1, 0x7531) & _SIGNS,)
-    wrong = tl.reduce(found[:, :, :, None] | missed & _SIGNS, None, either)
+                outs += (of_four & ~SIGNS | prmt(w_0, w_1, 0x7531) & SIGNS,)
+    wrong = tl.reduce(found[:, :, :, None] | missed & SIGNS, None, either)
     flagged, of_all = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     segments = (width + 127) // 128
     if (wrong == 0) & rule[0]:
@@ -133,7 +123,7 @@ def rows_in_pairs(
         of_flags = flags_ptr + ((lane * rows + row) * segments + segment)
         for n in tl.static_range(ROWS):
             here = WHOLE | within & (row0 + n * LINES + line < rows)
-            _put(out + n * LINES * width // 4, outs, n * 2 * WORDS, here, 2 * WORDS)
+            put(out + n * LINES * width // 4, outs, n * 2 * WORDS, 1, here, 2 * WORDS)
             inside = WHOLE | (segment < segments) & (row + n * LINES < rows)
             tl.store(of_flags + n * LINES * segments, tl.full((WARPS, LINES), 0, tl.uint8), inside)
         of_all = tl.reduce(tl.maximum(top >> 23, top >> 7 & 0x1FF), None, higher) - rule[2] - 1
@@ -146,21 +136,6 @@ def rows_in_pairs(
             of_all, flagged = tl.maximum(of_all, made[0]), flagged | made[1]
     of_lane = power_ptr, dec_ptr, floats_ptr
     finish(lane, (of_all, flagged), known, exponent, tops_ptr, notes_ptr, of_lane, step_ptr, TRAINING)
-
-
-@triton.jit
-def _put(there, outs, FIRST: tl.constexpr, here, COUNT: tl.constexpr):
-    """Store COUNT words behind each other, 16 bytes at a time, or 8."""
-    if COUNT == 2:
-        two = tl.arange(0, 2)[None, None, None, None, :]
-        both = tl.join(outs[FIRST], outs[FIRST + 1])
-        tl.store(there[:, :, :, :, None] + two, both, here[:, :, :, :, None])
-    for number in tl.static_range(COUNT // 4):
-        even = tl.join(outs[FIRST + 4 * number], outs[FIRST + 4 * number + 2])
-        odd = tl.join(outs[FIRST + 4 * number + 1], outs[FIRST + 4 * number + 3])
-        both = tl.reshape(tl.join(even, odd), (even.shape[0], even.shape[1], even.shape[2], even.shape[3], 4))
-        four = number * 4 + tl.arange(0, 4)[None, None, None, None, :]
-        tl.store(there[:, :, :, :, None] + four, both, here[:, :, :, :, None])
 
 
 def rows_with(warps: int, rows: int, words: int, registers: int) -> How:

@@ -17,7 +17,7 @@ from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.triton.blocks import column, decoded, quantized
 from fp4dse.kernels.quant.triton.eights import put_fp8, write_top
-from fp4dse.kernels.quant.triton.numbers import as_float
+from fp4dse.kernels.quant.triton.numbers import as_float, in_four, larger_of_pairs, none
 from fp4dse.kernels.quant.triton.pairs import codes_of_scales
 from fp4dse.kernels.quant.triton.tiles import singles, tile
 
@@ -25,12 +25,6 @@ _POSTSCALE, _N_FLOATS = column("postscale"), tl.constexpr(len(FLOATS))
 _APART = tl.constexpr(APART)
 BLOCK = 32
 _BLOCK = tl.constexpr(BLOCK)
-
-
-@triton.jit
-def none():
-    """A tuple that grows."""
-    return ()
 
 
 @triton.jit
@@ -42,11 +36,32 @@ def parts(words):
     elif words.shape[4] == 2:
         found += tl.split(words)
     else:
-        even, odd = tl.split(tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3], 2, 2)))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        found += (first, second, third, fourth)
+        found += in_four(tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2], words.shape[3], 2, 2)))
     return found
+
+
+@triton.jit
+def largest_of(words, FIRST: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
+    """The larger magnitudes of COUNT words, one in STEP, each of the halves."""
+    largest = words[FIRST]
+    for n in tl.static_range(1, COUNT):
+        largest = larger_of_pairs(largest, words[FIRST + n * STEP])
+    return largest
+
+
+@triton.jit
+def put(there, outs, FIRST: tl.constexpr, STEP: tl.constexpr, here, COUNT: tl.constexpr):
+    """Store COUNT words, one in STEP, behind each other, 16 bytes at a time, or 8."""
+    if COUNT == 2:
+        two = tl.arange(0, 2)[None, None, None, None, :]
+        both = tl.join(outs[FIRST], outs[FIRST + STEP])
+        tl.store(there[:, :, :, :, None] + two, both, here[:, :, :, :, None])
+    for number in tl.static_range(COUNT // 4):
+        even = tl.join(outs[FIRST + 4 * number * STEP], outs[FIRST + (4 * number + 2) * STEP])
+        odd = tl.join(outs[FIRST + (4 * number + 1) * STEP], outs[FIRST + (4 * number + 3) * STEP])
+        both = tl.reshape(tl.join(even, odd), (even.shape[0], even.shape[1], even.shape[2], even.shape[3], 4))
+        four = number * 4 + tl.arange(0, 4)[None, None, None, None, :]
+        tl.store(there[:, :, :, :, None] + four, both, here[:, :, :, :, None])
 
 
 @triton.jit
