@@ -3,8 +3,8 @@
     python docs/study/stages.py docs/study/stages.toml --out OUT --wait 570
 
 The first call starts the run in the background, on a copy of the tree in the folder of `--at`, waits so many seconds
-and writes OUT/study.tar: the store, the tuned rates, the results of tunings, and what was said. The same command again,
-on the same machine, waits for the run that goes on; elsewhere, with `--resume study.tar`, it goes on from that file.
+and writes OUT/study.tar, every two minutes and in the end: the store, the tuned rates, the results of tunings, and what
+was said. The same command again, on the same machine, waits for the run that goes on; elsewhere, with `--resume study.tar`, it goes on from that file.
 The run itself ends after `--limit` seconds. It needs torch, msgspec, pandas, pyarrow and scipy.
 
 A chain of the file is a list of steps, run one after the other beside the other chains, in workers of its own:
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 TREE = Path(__file__).resolve().parents[2]
 LEAST_S, STORING_S = 20.0, 25.0
 """Seconds that a step must have before it, and those that a sweep has to end in."""
+BRINGING_S = 120.0
+"""Seconds between two writings of OUT, so that a machine that is taken away takes little with it."""
 LEAST_SEEDS, MOST_CHOSEN, ALWAYS = 3, 6, "nvidia-nvfp4"
 """Of the rule by which a stage chooses the recipes of the next one (plan.md)."""
 
@@ -66,10 +68,13 @@ def main() -> None:
     if asked.drive:
         drive(asked.stages, asked.at, asked.device, time.monotonic() + asked.limit, asked.only)
         return
-    begin = time.monotonic()
+    begin = brought = time.monotonic()
     if not asked.at.exists():
         start(asked)
     while not (asked.at / "ended").exists() and time.monotonic() - begin < asked.wait:
+        if time.monotonic() - brought > BRINGING_S:
+            bring(asked.at, asked.out)
+            brought = time.monotonic()
         time.sleep(0.5)
     bring(asked.at, asked.out)
     print("ended" if (asked.at / "ended").exists() else "it goes on", flush=True)
@@ -288,9 +293,10 @@ def bring(at: Path, out: Path) -> None:
     for log in (at / "logs").glob("*.txt"):
         shutil.copy(log, brought)
         print(log.stem, *[line for line in log.read_text().splitlines() if line.startswith("###")], sep="\n    ")
-    with tarfile.open(out / "study.tar", "w") as file:
+    with tarfile.open(out / "study.part", "w") as file:
         for entry in sorted(brought.iterdir()):
             file.add(entry, entry.name)
+    (out / "study.part").rename(out / "study.tar")  # a reader of OUT sees a whole file
     print(f"{(out / 'study.tar').stat().st_size / 2**20:.1f} MiB in {out / 'study.tar'}", flush=True)
 
 

@@ -91,7 +91,7 @@ def differing(found: Made, wanted: Made) -> int:
     pairs += [(dec, dec_), (shift.notes.amax(1) > 0, shift_.notes.amax(1) > 0)]
     is_wide = shift_.flags.repeat_interleave(128, 2)[:, :, : values.shape[2]] > 0
     pairs += [(shift.wide[is_wide].nan_to_num(7.0), shift_.wide[is_wide].nan_to_num(7.0))]
-    views = [[x.contiguous().view(torch.uint8) for x in pair] for pair in pairs]
+    views = [[x.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8) for x in pair] for pair in pairs]
     return sum(int((a != b).sum()) for a, b in views)
 
 

@@ -39,12 +39,6 @@ def along(x, rules, columns):
     return there, columns, call
 
 
-@pytest.fixture(autouse=True)
-def on_gpus(monkeypatch):
-    """Also where the program is not in use yet."""
-    monkeypatch.setattr(pair_tiles, "ON_GPUS", True)
-
-
 WAYS = pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 
 

@@ -143,7 +143,7 @@ def rows_with(warps: int, rows: int, words: int, registers: int) -> How:
     return How(warps, rows, words, registers, (2 * words * rows, warps * 128))
 
 
-ROWS = rows_with(4, 4, 2, 80)
+ROWS = rows_with(2, 4, 2, 80)
 """The one in use."""
 
 

@@ -147,19 +147,12 @@ def programs_of_pairs(x: Tensor, columns: bool, how: How) -> int:
     return triton.cdiv(rows, how.tile[0]) * triton.cdiv(width, how.tile[1])
 
 
-ON_GPUS = False
-"""True once tests/kernels/test_pairs.py has passed on a GPU, and `python -m tests.kernels.fp8_quantizer_variants` has
-found 0 bytes wrong: the interpreter runs twins of what is in assembly, not the instructions."""
-
-
 def why_not_pairs(x: Tensor, call: Call) -> str | None:
     """The reason why an operand is not made in pairs, None if it may be."""
     if x.dtype != torch.bfloat16 or x.shape[2] % 16:
         return f"x: found {x.dtype} {tuple(x.shape)}; accepted: bfloat16, rows of multiples of 16"
     if call.codec != "block" or call.block != BLOCK or call.rotation or any(call.features):
         return "quantizers: accepted: blocks of 32, to nearest, not rotated"
-    if not ON_GPUS and x.device.type == "cuda":
-        return "device: no GPU has compared bytes yet"
     return None if _has_pairs_of_integers(x.device) else "device: accepted: from compute capability 9.0 on"
 
 
