@@ -270,10 +270,18 @@ def draw_texts(presets: list[str]) -> None:
     print(f"{len(blocks)} blocks of texts", flush=True)
 
 
+def merge(store: str | Path, into: Path, tree: Path) -> None:
+    """Take the rows of a store into another one."""
+    command = [sys.executable, "-P", "-m", "fp4dse", "store", "merge", str(into), str(store)]
+    subprocess.run(command, check=True, cwd=tree, env=surroundings(tree))
+
+
 def bring(at: Path, out: Path) -> None:
-    """Write OUT/study.tar: rows of all chains in a store each, tuned rates, results of tunings, and logs."""
+    """Write OUT/study.tar: rows of all chains in a store each, without those of the tree that they began with, tuned
+    rates, results of tunings, and logs."""
     out.mkdir(parents=True, exist_ok=True)
     brought = at / "brought"
+    begun_from = {chain["name"]: chain.get("store") for chain in tomllib.loads((at / "stages.toml").read_text())["chain"]}
     shutil.rmtree(brought, ignore_errors=True)
     (brought / "rates").mkdir(parents=True)
     before = {file.name: file.read_bytes() for file in (TREE / "tasks" / "tuned").glob("*.json")}
@@ -287,8 +295,12 @@ def bring(at: Path, out: Path) -> None:
             for name in ("job.json", "out.json"):
                 shutil.copy(result.with_name(name), to / "tune" / result.parent.name)
         if (chain / "store" / "store.json").exists():
-            merge = [sys.executable, "-P", "-m", "fp4dse", "store", "merge", str(to / "store"), str(chain / "store")]
-            subprocess.run(merge, check=True, cwd=at / "tree", env=surroundings(at / "tree"))
+            if store := begun_from.get(chain.name):
+                merge(store, to / "store", at / "tree")
+            known = list((to / "store" / "parts").glob("*"))
+            merge(chain / "store", to / "store", at / "tree")
+            for part in known:  # whoever reads this has them
+                part.unlink()
     shutil.copy(at / "run.log", brought)
     for log in (at / "logs").glob("*.txt"):
         shutil.copy(log, brought)
