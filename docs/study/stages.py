@@ -3,8 +3,9 @@
     python docs/study/stages.py docs/study/stages.toml --out OUT --wait 570
 
 The first call starts the run in the background, on a copy of the tree in the folder of `--at`, waits so many seconds
-and writes OUT/study.tar, every two minutes and in the end: the store, the tuned rates, the results of tunings, and what
-was said. The same command again, on the same machine, waits for the run that goes on; elsewhere, with `--resume study.tar`, it goes on from that file.
+and writes OUT/study.tar, every two minutes and in the end: new rows, tuned rates, results of tunings, and what was
+said. The same command again, on the same machine, waits for the run that goes on; elsewhere, with `--resume study.tar`,
+it goes on from that file.
 The run itself ends after `--limit` seconds. It needs torch, msgspec, pandas, pyarrow and scipy.
 
 A chain of the file is a list of steps, run one after the other beside the other chains, in workers of its own:
@@ -281,7 +282,8 @@ def bring(at: Path, out: Path) -> None:
     rates, results of tunings, and logs."""
     out.mkdir(parents=True, exist_ok=True)
     brought = at / "brought"
-    begun_from = {chain["name"]: chain.get("store") for chain in tomllib.loads((at / "stages.toml").read_text())["chain"]}
+    chains = tomllib.loads((at / "stages.toml").read_text())["chain"]
+    begun_from = {chain["name"]: chain.get("store") for chain in chains}
     shutil.rmtree(brought, ignore_errors=True)
     (brought / "rates").mkdir(parents=True)
     before = {file.name: file.read_bytes() for file in (TREE / "tasks" / "tuned").glob("*.json")}
