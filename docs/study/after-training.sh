@@ -5,8 +5,8 @@
 #   bash docs/study/after-training.sh train SECONDS OUT ...  there: trains WHICH:WORKERS ..., and packs the results to OUT
 #   tar -xzf OUT/WHICH.tgz -C runs/after/WHICH               here: then `jobs WHICH` again
 #
-# WHICH: fixes, three, same, walks-rate, same-walks, walks-slow, equal-walks, inject, kl, replay, finetune, coreset. Another machine needs torch, triton, numpy and msgspec. Base policies and base models of
-# each seed are made there once, before the jobs.
+# WHICH is one of the names in `case "$which"`. Another machine needs torch, triton, numpy and msgspec. Base policies and
+# base models of each seed are made there once, before the jobs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 case "$1" in
@@ -20,13 +20,16 @@ jobs)
     replay) what=(rl-replay --task rl:moe-small --seeds 3 --record) rates=1.2e-4,2.4e-4 lanes=12 ;;
     walks-rate) what=(bf16 -a training.rollout=trainer,mxfp4-rceil --task rl:walks-small --task rl:walks-medium --seeds 3 --record) rates=1.2e-4,2.4e-4,4.8e-4 lanes=9 ;;
     same-walks) what=(docs/study/rl-same.toml --task rl:walks-small --task rl:walks-medium --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
-    # slower: of these the rate at which BF16's three seeds end nearest to 82 % on walks-medium is that of equal-walks, on other seeds
+    # slower: 6e-5 of these is where BF16's three seeds end nearest to 82 % on walks-medium; equal-walks has it, on other seeds
     walks-slow) what=(bf16 -a training.rollout=trainer --task rl:walks-small --task rl:walks-medium --seeds 3 --record) rates=1.5e-5,3e-5,6e-5 lanes=9 ;;
-    equal-walks) what=(docs/study/rl-equal.toml --task rl:walks-small --task rl:walks-medium --seeds "$(seq -s, 40 71)" --record) rates=${3:?the rate that walks-slow chose} lanes=16 ;;
+    equal-walks-small | equal-walks-medium) what=(docs/study/rl-equal.toml --task "rl:${which#equal-}" --seeds "$(seq -s, 40 71)" --record) rates=6e-5 lanes=16 ;;
     same) what=(docs/study/rl-same.toml --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random -a training.trains=all,none --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
-    *) echo "WHICH: found '$which'; accepted: fixes, three, same, walks-rate, same-walks, walks-slow, equal-walks, inject, kl, replay, finetune, coreset" >&2 && exit 2 ;;
+    *)
+        names=$(sed -n 's/^    \([a-z| -]*\)) what=.*/\1/p' "$0" | sed 's/ | /\n/g' | paste -sd, | sed 's/,/, /g')
+        echo "WHICH: found '$which'; accepted: $names" >&2 && exit 2
+        ;;
     esac
     .venv/bin/fp4dse sweep "${what[@]}" --lr "${3:-$rates}" --device cuda --executor folder \
         --option at="runs/after/$which" --option lanes="$lanes" --store "runs/after/store-$which"

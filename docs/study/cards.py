@@ -97,7 +97,7 @@ def read(file: Path, only: list[str]) -> list[dict[str, Any]]:
 
 def start(asked: argparse.Namespace) -> None:
     """Copy the tree and start the run there, in a session of its own, so that it outlives this call."""
-    tree = asked.at / "tree"
+    tree = asked.at / "fp4dse"  # torch.compile traces nothing in a package named tree, as pytest would see it
     shutil.rmtree(asked.at, ignore_errors=True)  # of a start that did not come to its end
     shutil.copytree(TREE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
     shutil.copy(asked.file, asked.at / "commands.toml")
