@@ -25,17 +25,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages import TREE, cards, surroundings
+from background import ENDED, SAID, start, wait
+from stages import cards
 
 SPARE_S = 15.0
 """Seconds by which {left} is short of the end of the run."""
@@ -66,18 +67,11 @@ def main() -> None:
     if asked.drive:
         drive(read(asked.file, asked.only), asked.at, asked.cards or cards("cuda"), time.monotonic() + asked.limit)
         return
-    begin = time.monotonic()
-    asked.at, asked.out = asked.at.resolve(), asked.out.resolve()
+    at, out = asked.at.resolve(), asked.out.resolve()
     read(asked.file, asked.only)  # what is wrong with the file is said here
-    if not (asked.at / "driver").exists():
-        start(asked)
-    elif (asked.at / "commands.toml").read_bytes() != asked.file.read_bytes():
-        sys.exit(f"--at: found {asked.at}, where another file runs or ran; accepted: another folder")
-    driver = Path("/proc") / (asked.at / "driver").read_text()
-    while not (asked.at / "ended").exists() and driver.exists() and time.monotonic() - begin < asked.wait:
-        time.sleep(0.5)
-    bring(asked.at, asked.out)
-    print("ended" if (asked.at / "ended").exists() else "it goes on" if driver.exists() else "it is gone", flush=True)
+    options = ["--out", out, "--limit", asked.limit, "--drive", *(["--only", *asked.only] if asked.only else [])]
+    start("cards.py", asked.file, at, [*options, *(["--cards", asked.cards] if asked.cards else [])])
+    print(wait(at, asked.wait, partial(bring, at, out)), flush=True)
 
 
 def read(file: Path, only: list[str]) -> list[dict[str, Any]]:
@@ -93,22 +87,6 @@ def read(file: Path, only: list[str]) -> list[dict[str, Any]]:
     if unknown := sorted(set(only) - set(names)):
         sys.exit(f"--only: found {', '.join(unknown)}; accepted: {', '.join(names)}")
     return [{"cards": 1, "least": 0, **command} for command in commands if not only or command["name"] in only]
-
-
-def start(asked: argparse.Namespace) -> None:
-    """Copy the tree and start the run there, in a session of its own, so that it outlives this call."""
-    tree = asked.at / "fp4dse"  # torch.compile traces nothing in a package named tree, as pytest would see it
-    shutil.rmtree(asked.at, ignore_errors=True)  # of a start that did not come to its end
-    shutil.copytree(TREE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
-    shutil.copy(asked.file, asked.at / "commands.toml")
-    command = [sys.executable, tree / "docs" / "study" / "cards.py", asked.at / "commands.toml", "--out", asked.out]
-    options = ["--at", asked.at, "--limit", asked.limit, "--drive", *(["--only", *asked.only] if asked.only else [])]
-    options += ["--cards", asked.cards] if asked.cards else []
-    with open(asked.at / "run.txt", "ab") as log:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        words = map(str, [*command, *options])
-        driver = subprocess.Popen(list(words), cwd=tree, start_new_session=True, env=surroundings(tree), **streams)
-    (asked.at / "driver").write_text(str(driver.pid))
 
 
 def drive(waiting: list[dict[str, Any]], at: Path, count: int, end: float) -> None:
@@ -141,7 +119,7 @@ def drive(waiting: list[dict[str, Any]], at: Path, count: int, end: float) -> No
         for one in running:
             say(begun, f"{one.name} is stopped")
             os.killpg(one.process.pid, signal.SIGKILL)
-        (at / "ended").touch()
+        (at / ENDED).touch()
 
 
 def say(begun: float, what: str) -> None:
@@ -172,9 +150,9 @@ def begin(command: dict[str, Any], at: Path, held: list[int], left: int) -> Runn
 def bring(at: Path, out: Path) -> None:
     """Write OUT/cards.tgz, and show what the run said."""
     out.mkdir(parents=True, exist_ok=True)
-    print((at / "run.txt").read_text(), end="")
+    print((at / SAID).read_text(), end="")
     with tarfile.open(out / "cards.tgz", "w:gz") as file:
-        file.add(at / "run.txt", "run.txt")
+        file.add(at / SAID, SAID)
         for folder in sorted((at / "results").glob("*")):
             file.add(folder, folder.name)
     print(f"{(out / 'cards.tgz').stat().st_size / 2**20:.1f} MiB in {out / 'cards.tgz'}", flush=True)

@@ -12,9 +12,7 @@ A chain of the file is a list of steps, run one after the other beside the other
 
     tune PRESET …       python -m fp4dse.tasks.tuned.tune --lacking: its rates are those of the sweeps that follow, and
                         what the tree has rates of is not tuned again
-    sweep SPACE …       as fp4dse sweep, into the store of the chain, without its table and report; --lanes: of a job;
-                        --data: as there; --front-of TASK:PRESET: of SPACE the recipes that the rows of that preset
-                        choose, at its rates
+    sweep SPACE …       sweep_stage.py, into the store of the chain
 
 What the store of the tree that a chain names (`store = "docs/study/store"`) has is not trained again.
 """
@@ -35,19 +33,16 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from fp4dse.dse import Recipe, Space
+from background import COPY, ENDED, FILE, SAID, TREE, start, surroundings, wait
 
-TREE = Path(__file__).resolve().parents[2]
 LEAST_S, STORING_S = 20.0, 25.0
 """Seconds that a step must have before it, and those that a sweep has to end in."""
 BRINGING_S = 120.0
 """Seconds between two writings of OUT, so that a machine that is taken away takes little with it."""
-LEAST_SEEDS, MOST_CHOSEN, ALWAYS = 3, 6, "nvidia-nvfp4"
-"""Of the rule by which a stage chooses the recipes of the next one (plan.md)."""
 
 
 def main() -> None:
@@ -62,54 +57,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="CHAIN", help="these chains alone")
     parser.add_argument("--resume", type=Path, help="study.tar of a run on another machine")
     parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
-    if sys.argv[1] == "sweep":
-        sweep(sys.argv[2:])
-        return
     asked = parser.parse_args()
     if asked.drive:
         drive(asked.stages, asked.at, asked.device, time.monotonic() + asked.limit, asked.only)
         return
-    begin = brought = time.monotonic()
-    if not asked.at.exists():
-        start(asked)
-    while not (asked.at / "ended").exists() and time.monotonic() - begin < asked.wait:
-        if time.monotonic() - brought > BRINGING_S:
-            bring(asked.at, asked.out)
-            brought = time.monotonic()
-        time.sleep(0.5)
-    bring(asked.at, asked.out)
-    print("ended" if (asked.at / "ended").exists() else "it goes on", flush=True)
-
-
-def start(asked: argparse.Namespace) -> None:
-    """Copy the tree and start the run there, in a session of its own, so that it outlives this call."""
-    tree = asked.at / "tree"
-    shutil.copytree(TREE, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
-    if asked.resume:
-        with tarfile.open(asked.resume) as file:
-            file.extractall(asked.at, filter="data")
-        for rates in (asked.at / "rates").glob("*.json"):
-            shutil.copy(rates, tree / "tasks" / "tuned")
-    stages = asked.at / "stages.toml"
-    shutil.copy(asked.stages, stages)
-    command = [sys.executable, tree / "docs" / "study" / "stages.py", stages, "--out", asked.out, "--at", asked.at]
-    options = ["--limit", str(asked.limit), "--device", asked.device, "--drive"]
+    at, out = asked.at.resolve(), asked.out.resolve()
+    options = ["--out", out, "--limit", asked.limit, "--device", asked.device, "--drive"]
     options += ["--only", *asked.only] if asked.only else []
-    with open(asked.at / "run.log", "ab") as log:
-        subprocess.Popen(
-            [*map(str, command), *options],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=surroundings(tree),
-        )
+    start("stages.py", asked.stages, at, options, ["runs"], partial(resume, asked.resume) if asked.resume else None)
+    print(wait(at, asked.wait, partial(bring, at, out), every=BRINGING_S), flush=True)
 
 
-def surroundings(tree: Path) -> dict[str, str]:
-    """Environment variables with which Python imports the package from a tree."""
-    path = os.pathsep.join(filter(None, [str(tree / "typings"), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+def resume(brought: Path, tree: Path) -> None:
+    """Take over what a run on another machine brought: its results, and the rates that it tuned. tree: of this run."""
+    with tarfile.open(brought) as file:
+        file.extractall(tree.parent, filter="data")
+    for rates in (tree.parent / "rates").glob("*.json"):
+        shutil.copy(rates, tree / "tasks" / "tuned")
 
 
 def drive(stages: Path, at: Path, device: str, end: float, only: Sequence[str] = ()) -> None:
@@ -125,7 +89,7 @@ def drive(stages: Path, at: Path, device: str, end: float, only: Sequence[str] =
         for chain in chains:
             chain.join()
     finally:
-        (at / "ended").touch()
+        (at / ENDED).touch()
 
 
 def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
@@ -156,81 +120,14 @@ def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
                     str(folder / "tune"),
                 ]
             else:
-                command = [__file__, "sweep", *words, *options, "--store", str(folder / "store")]
+                sweep = str(Path(__file__).with_name("sweep_stage.py"))
+                command = [sweep, *words, *options, "--store", str(folder / "store")]
                 command += ["--budget", f"{left - STORING_S:.0f}"]
             began = time.monotonic()
             code = run([sys.executable, "-P", *command], log, left)
             log.write(f"### {time.monotonic() - began:.0f} s, exit {code}: {step}\n".encode())
             if kind == "tune" and code:
                 return
-
-
-def sweep(words: list[str]) -> None:
-    """Sweep a space."""
-    from fp4dse.sweeps import find_space, run_sweep
-    from fp4dse.sweeps.arguments import parse_seeds, parse_tasks
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("space")
-    for name in ("task", "seeds", "device", "store", "lanes"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--front-of")
-    parser.add_argument("--data")
-    parser.add_argument("--jobs", type=int, required=True)
-    parser.add_argument("--budget", type=float, required=True)
-    asked = parser.parse_args(words)
-    space, rates = find_space(asked.space), None
-    if asked.front_of:
-        space, rates = front_of(asked.front_of, space, asked.store)
-    result = run_sweep(
-        space,
-        tasks=parse_tasks([asked.task], data=asked.data),
-        seeds=parse_seeds(asked.seeds),
-        lrs=rates,
-        store=asked.store,
-        device=asked.device,
-        jobs=asked.jobs,
-        budget_s=asked.budget,
-        options={"lanes": asked.lanes},
-    )
-    print(result, flush=True)
-    sys.exit(result.exit_code)
-
-
-def front_of(preset: str, space: Space, store: str) -> tuple[list[Recipe], list[float]]:
-    """The recipes of a space that go on to the next stage by the plan's rule, and the one rate of all classes there.
-
-    Those on the front of the space's rows of the preset: the cheapest, the one of the lowest gap, and of those between
-    at most four, the likeliest first; NVIDIA's recipe always. Nothing is chosen from a part: the program ends where a
-    recipe lacks three seeds on one kind of machine."""
-    from fp4dse.dse import Recipe
-    from fp4dse.results import open_store
-    from fp4dse.results.stats.recipes.front_chance import front_chance
-    from fp4dse.sweeps.arguments import parse_tasks
-    from fp4dse.sweeps.planning.plan import class_rates
-    from fp4dse.tasks import find_facts
-
-    recipes = {recipe.canonical().config_id: recipe for recipe in space.recipes()}
-    ((task, name, *_),) = parse_tasks([preset])
-    runs = open_store(store).runs()
-    mine = (runs["task"].eq(task) & runs["preset"].eq(name)) & (runs["config_id"].isin(recipes) | runs["is_baseline"])
-    lines = front_chance(runs[mine])
-    lines = lines[lines["config_id"].isin(recipes)]
-    whole = lines[lines["pairs"].ge(LEAST_SEEDS)]
-    if len(whole) < len(recipes) or whole["config_id"].nunique() < len(whole):
-        sys.exit(f"{preset}: {len(whole)} of {len(recipes)} recipes have {LEAST_SEEDS} seeds on one kind of machine")
-    front = whole[whole["on_front"]].sort_values(["overhead", "gap"])
-    between = front.iloc[1:].sort_values("gap").iloc[1:].sort_values("p_front", ascending=False)
-    chosen = {*front["config_id"].iloc[:1], *front.sort_values("gap")["config_id"].iloc[:1]}
-    chosen |= {*between["config_id"].iloc[: MOST_CHOSEN - 2], Recipe.named(ALWAYS).canonical().config_id}
-    for line in whole[whole["config_id"].isin(chosen)].itertuples():
-        print(f"chosen: {line.label}, {100 * line.gap:+.2f} %, {line.overhead:.2f} of BF16's time", flush=True)
-    facts = find_facts(task, name)
-    left = [recipe for one, recipe in recipes.items() if one in chosen]
-    rates = {class_rates(facts, recipe)[0] for recipe in [Recipe.named("bf16"), *left]}
-    if len(rates) > 1:
-        sys.exit(f"{preset}: found the rates {sorted(rates)}; accepted: one for all classes, as a sweep has one list")
-    return left, [*rates]
 
 
 def run(command: list[str], log: IO[bytes], limit_s: float) -> int:
@@ -282,12 +179,12 @@ def bring(at: Path, out: Path) -> None:
     rates, results of tunings, and logs."""
     out.mkdir(parents=True, exist_ok=True)
     brought = at / "brought"
-    chains = tomllib.loads((at / "stages.toml").read_text())["chain"]
+    chains = tomllib.loads((at / FILE).read_text())["chain"]
     begun_from = {chain["name"]: chain.get("store") for chain in chains}
     shutil.rmtree(brought, ignore_errors=True)
     (brought / "rates").mkdir(parents=True)
     before = {file.name: file.read_bytes() for file in (TREE / "tasks" / "tuned").glob("*.json")}
-    for file in (at / "tree" / "tasks" / "tuned").glob("*.json"):
+    for file in (at / COPY / "tasks" / "tuned").glob("*.json"):
         if before.get(file.name) != file.read_bytes():
             shutil.copy(file, brought / "rates")
     for chain in (at / "chains").glob("*"):
@@ -298,12 +195,12 @@ def bring(at: Path, out: Path) -> None:
                 shutil.copy(result.with_name(name), to / "tune" / result.parent.name)
         if (chain / "store" / "store.json").exists():
             if store := begun_from.get(chain.name):
-                merge(store, to / "store", at / "tree")
+                merge(store, to / "store", at / COPY)
             known = list((to / "store" / "parts").glob("*"))
-            merge(chain / "store", to / "store", at / "tree")
+            merge(chain / "store", to / "store", at / COPY)
             for part in known:  # whoever reads this has them
                 part.unlink()
-    shutil.copy(at / "run.log", brought)
+    shutil.copy(at / SAID, brought)
     for log in (at / "logs").glob("*.txt"):
         shutil.copy(log, brought)
         print(log.stem, *[line for line in log.read_text().splitlines() if line.startswith("###")], sep="\n    ")
