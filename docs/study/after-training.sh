@@ -23,6 +23,7 @@ jobs)
     # slower: 6e-5 of these is where BF16's three seeds end nearest to 82 % on walks-medium; equal-walks has it, on other seeds
     walks-slow) what=(bf16 -a training.rollout=trainer --task rl:walks-small --task rl:walks-medium --seeds 3 --record) rates=1.5e-5,3e-5,6e-5 lanes=9 ;;
     equal-walks-small | equal-walks-medium) what=(docs/study/rl-equal.toml --task "rl:${which#equal-}" --seeds "$(seq -s, 40 71)" --record) rates=6e-5 lanes=16 ;;
+    noise) what=(bf16 -a training.noise=none,weights,qerl --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;; # into a new store: those of `same` have no records
     same) what=(docs/study/rl-same.toml --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random -a training.trains=all,none --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
