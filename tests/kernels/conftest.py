@@ -24,6 +24,7 @@ from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics, gemm, lanes, stage
 from fp4dse.kernels.ops.fp8 import library
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
+from tests.kernels.quick_operators import of_words, quicken
 
 tl = pytest.importorskip("triton.language")
 
@@ -146,36 +147,39 @@ def _maximum_of_pairs(word, axis=1):
     return low | high << 16
 
 
-def _halves(combine, *words):
-    """Of the halves of words, integers without sign."""
-    return combine(*(w & 0xFFFF for w in words)) | combine(*(w >> 16 & 0xFFFF for w in words)) << 16
+def _halves(word):
+    """Integers of 16 bits without sign, [..., 2]."""
+    return np.ascontiguousarray(word)[..., None].view(np.uint16)
 
 
+def _word(halves):
+    return np.ascontiguousarray(halves).view(np.int32)[..., 0]
+
+
+@of_words
 def _larger_pair(a, b):
-    return _halves(tl.maximum, a, b)
+    return _word(np.maximum(_halves(a), _halves(b)))
 
 
+@of_words
 def _larger_of_pairs(a, b):
-    return _halves(lambda x, y: tl.maximum(x & 0x7FFF, y & 0x7FFF), a, b)
+    return _word(np.maximum(_halves(a) & 0x7FFF, _halves(b) & 0x7FFF))
 
 
+@of_words
 def _between(x, low, high):
-    return _halves(
-        lambda x, low, high: tl.minimum(tl.maximum(x, low), high), x, *(x * 0 + bound for bound in (low, high))
-    )
+    return _word(np.minimum(np.maximum(_halves(x), _halves(low)), _halves(high)))
 
 
+@of_words
 def _nearest_codes(x, limit, first, second, third):
     """Sums have few enough digits for float32, which then rounds to whole numbers."""
-
-    def lines(x, limit, *factors):
-        x, limit, *factors = ((of << 16).to(tl.float32, bitcast=True) for of in (x & 0x7FFF, limit, *factors))
-        x = tl.minimum(x, limit)
-        a, b, c = (x * factor + (128.0 + 2 * n) for n, factor in enumerate(factors))
-        rounded = (tl.minimum(a, tl.minimum(b, c)) + 2.0**23) - 2.0**23
-        return 0x4300 + (rounded - 128.0).to(tl.int32)
-
-    return _halves(lines, x, limit, first, second, third)
+    limit, *factors = ((_halves(of).astype(np.uint32) << 16).view(np.float32) for of in (limit, first, second, third))
+    x = np.fmin(((_halves(x) & 0x7FFF).astype(np.uint32) << 16).view(np.float32), limit)
+    a, b, c = (x * factor + np.float32(128 + 2 * n) for n, factor in enumerate(factors))
+    whole = np.float32(2**23)
+    rounded = np.fmin(a, np.fmin(b, c)) + whole - whole
+    return _word((0x4300 + (rounded - np.float32(128)).astype(np.int32)).astype(np.uint16))
 
 
 def _same(x):
@@ -196,21 +200,17 @@ def _saturated(x, factor, add):
 
 
 def _prmt(a, b, selector):
-    word = a * 0
-    for place in range(4):
-        chosen = selector >> 4 * place & 15
-        byte = (b if chosen & 4 else a) >> (chosen & 3) * 8 & 255
-        word = word | (-(byte >> 7) & 255 if chosen & 8 else byte) << 8 * place
-    return word
+    return _permuted(a, b, getattr(selector, "value", selector))
 
 
+@of_words
 def _permuted(a, b, selector):
-    word = selector * 0
-    for place in range(4):
-        chosen = selector >> 4 * place & 15
-        byte = tl.where((chosen & 4) > 0, b, a) >> (chosen & 3) * 8 & 255
-        word = word | tl.where((chosen & 8) > 0, -(byte >> 7) & 255, byte) << 8 * place
-    return word
+    a, b, selector = np.broadcast_arrays(a, b, selector)
+    each = np.stack([a, b], -1).view(np.uint8)
+    chosen = selector[..., None] >> np.array([0, 4, 8, 12]) & 15
+    found = np.take_along_axis(each, chosen & 7, -1)
+    found = np.where(chosen & 8, (found >> 7) * np.uint8(255), found)
+    return np.ascontiguousarray(found).view(np.int32)[..., 0]
 
 
 def _toward_zero(y, power):
@@ -297,6 +297,7 @@ def _hastened(patch):
 
     # it would put its functions into triton.language for every launch, and for every device function that is called
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    quicken(scope)
     patch.setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())
     patch.setattr(
         interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more)
@@ -318,8 +319,8 @@ def _hastened(patch):
     size_of = cache(tl.core.validate_block_shape)
 
     def block(self, element_ty, shape):
-        plain = type(shape) is tuple and all(type(n) is int for n in shape)
-        self.element_ty, self.shape = element_ty, shape if plain else tuple(tl.core._unwrap_shape(shape))
+        plain = type(shape) in (tuple, list) and all(type(n) is int for n in shape)
+        self.element_ty, self.shape = element_ty, tuple(shape if plain else tl.core._unwrap_shape(shape))
         self.numel, self.name = size_of(self.shape), "a block"
 
     patch.setattr(tl.block_type, "__init__", block)

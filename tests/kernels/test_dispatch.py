@@ -41,7 +41,6 @@ ASKING = {
     "quant/spec/codecs/dialects.py: dialects": "where a table lies",
     "quant/triton/launch.py: _compares_pairs": "what a GPU can do",
     "quant/triton/pair_tiles.py: _has_pairs_of_integers": "what a GPU can do",
-    "quant/triton/pair_tiles.py: why_not_pairs": "what no GPU has shown yet",
     "ops/products/triton.py: _has_copy_engine": "what a GPU can do",
     "layer_time.py: _timers": "which clock measures",
     "bench/table.py: bench": "which rows are measured",

@@ -115,16 +115,13 @@ def test_the_largest_operands_fit_their_launch_grids(meta, shape, columns):
         assert max(second, third) <= OTHERS
 
 
-def test_rows_that_are_converted_to_columns_fit_the_launch_grid_or_are_refused(meta):
+@pytest.mark.parametrize("rows", [LONG, 128 * OTHERS + 1, 2**30])
+def test_rows_that_are_converted_to_columns_fit_the_launch_grid(meta, rows):
     from fp4dse.kernels.ops.mxfp4 import triton as mxfp4
 
-    def convert(rows):
-        mxfp4.columns_to_fp8(empty(2, rows, 16, dtype=torch.uint8), empty(2, rows, 1, dtype=torch.uint8))
-
-    convert(LONG)
-    assert meta == [(1, LONG // 128, 2)]
-    with pytest.raises(ValueError, match=r"launch grid: found 1 × 65,536 × 2 programs"):
-        convert(128 * OTHERS + 1)
+    mxfp4.columns_to_fp8(empty(2, rows, 16, dtype=torch.uint8), empty(2, rows, 1, dtype=torch.uint8))
+    tiles = -(-rows // 128)
+    assert meta == [(1, tiles, 2) if tiles <= OTHERS else (tiles, 1, 2)]
 
 
 @pytest.fixture
@@ -164,6 +161,14 @@ def test_a_large_lane_of_a_codec_has_the_bits_of_the_reference(place, all_large,
     q = QUANTIZERS[name]
     for columns in (False, True):
         assert_same_bits(*both(place, torch.randn(2, 14, 2 * q.unit), [q] * 2, columns))
+
+
+def test_columns_of_a_tall_lane_in_fp8_are_those_of_others(place, monkeypatch):
+    codes, scales = (torch.randint(100, 120, (2, 160, n), dtype=torch.uint8).to(place.device) for n in (80, 5))
+    usual = place.mxfp4.columns_to_fp8(codes, scales)
+    monkeypatch.setattr(place.mxfp4, "OTHERS", 1)
+    for got, expected in zip(place.mxfp4.columns_to_fp8(codes, scales), usual, strict=True):
+        assert torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8], ids=str)

@@ -35,7 +35,7 @@ def along(x, rules, columns):
     """What the operators take first, for an operand [L, R, C] whose blocks lie along its rows; or that lies the other
     way in memory. It is made in pairs where rows in memory are whole pieces of 16."""
     there, call = x.mT.contiguous() if columns else x, call_for(rules)
-    assert (pair_tiles.why_not_pairs(there, call) is None) == (there.shape[2] % 16 == 0)
+    assert pair_tiles.is_paired(there, call) == (there.shape[2] % 16 == 0)
     return there, columns, call
 
 

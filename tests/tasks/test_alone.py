@@ -128,7 +128,21 @@ CASES: dict[str, Callable[[], Lanes]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+ON_TWO = ["regression:smoke", "vision:resnet-smoke", "diffusion:dit-smoke", "language:moe-smoke"]
+"""Those that train on two threads among the quick tests: between them they have all kinds of layers."""
+
+
+def cases():
+    """CASES, some of them slow."""
+    slow = {case for case in CASES if "2 threads" in case} - {f"{name} on 2 threads" for name in ON_TWO}
+    return [pytest.param(case, marks=pytest.mark.slow) if case in slow else case for case in CASES]
+
+
+def test_what_trains_on_two_threads_is_there():
+    assert {f"{name} on 2 threads" for name in ON_TWO} <= set(CASES)
+
+
+@pytest.mark.parametrize("case", cases())
 def test_a_lane_is_what_it_is_beside_any_others(case):
     """Alone, in another order, at the end or the start, and beside one that diverges."""
     task, lanes = CASES[case]()

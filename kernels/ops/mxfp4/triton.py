@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.launching import launch_grid
+from fp4dse.kernels.ops.launching import OTHERS, launch_grid
 from fp4dse.kernels.ops.mxfp4 import BLOCK, E4M3, NAN, ONE, TILE, Fp8, e2m1_steps, fp8_codes, window
 from fp4dse.kernels.quant.triton.numbers import SIGNS, in_four, none, permuted, prmt
 
@@ -145,15 +145,17 @@ def _columns_to_fp8_kernel(
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
     WHOLE: tl.constexpr,
+    TALL: tl.constexpr,
 ):
-    """A tile of 128 rows and two blocks of one lane, 8 rows of a block to a thread. WHOLE: no tile is
-    filled in part, and nothing is masked.
+    """A tile of 128 rows and two blocks of one lane, 8 rows of a block to a thread. WHOLE: no tile is filled in part,
+    and nothing is masked. TALL: the tiles of a column stand along the first axis, else those of a row, which is faster.
 
     A block that does not count is as one far below: its numbers are zeros. NaN has a row of the table.
     """
-    number, lane = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    tiles = tl.num_programs(1)  # of a column
-    block, group = tl.program_id(0) * 2 + tl.arange(0, 2), tl.arange(0, 16)
+    DOWN: tl.constexpr = 0 if TALL else 1
+    number, lane = tl.program_id(DOWN).to(tl.int64), tl.program_id(2).to(tl.int64)
+    tiles = tl.num_programs(0).to(tl.int64) if TALL else tl.num_programs(1)  # of a column
+    block, group = tl.program_id(1 - DOWN) * 2 + tl.arange(0, 2), tl.arange(0, 16)
     begin = (lane * rows + number * 128) * blocks
     codes_ptr += begin * 4
     scales_ptr += begin
@@ -302,7 +304,7 @@ def to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
 
 
 def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
-    """`mxfp4.columns_to_fp8` of up to 8,388,480 rows a lane; the factors of a tile lie beside each other."""
+    """`mxfp4.columns_to_fp8`; the factors of a tile lie beside each other."""
     lanes, rows, blocks = scales.shape
     tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, 2)
     table, constants = _fp8_table(dtype, codes.device)
@@ -311,8 +313,9 @@ def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> 
     outside = values.new_empty(lanes, tiles, blocks, dtype=torch.bool)
     inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
     outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
-    programs = launch_grid(across, tiles, lanes)
-    how = constants | {"WHOLE": rows % TILE == 0 and blocks % 2 == 0} | _TO_FP8_COLUMNS
+    is_tall = tiles > OTHERS
+    programs = launch_grid(tiles, across, lanes) if is_tall else launch_grid(across, tiles, lanes)
+    how = constants | {"WHOLE": rows % TILE == 0 and blocks % 2 == 0, "TALL": is_tall} | _TO_FP8_COLUMNS
     _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, **how)
     return Fp8(values.view(dtype), factor.mT, outside.mT)
 

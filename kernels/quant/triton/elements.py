@@ -85,7 +85,7 @@ def elements_kernel(
     LARGE: tl.constexpr,
 ):
     """One tile of a lane's elements, x float32 [L, elements], blocks one after the other; scale, mult: [L, blocks].
-    LARGE: see grids.py."""
+    LARGE: see launching.py."""
     lane = tl.program_id(1).to(tl.int64)
     f, i = floats_ptr + lane * _N_FLOATS, ints_ptr + lane * _N_INTS
     pmin, inv_ulps, largest = tl.load(f + _ELEM_PMIN), inverse_of_power(tl.load(f + _ELEM_ULPS)), tl.load(f + _ELEM_MAX)

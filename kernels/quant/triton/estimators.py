@@ -179,7 +179,7 @@ def through_kernel(
     LARGE: tl.constexpr,
 ):
     """ROWS rows of W numbers of a lane. g, out: float32 [L, rows, W]; x: bfloat16 or float32, lanes `apart`. LARGE: see
-    grids.py."""
+    launching.py."""
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
     lane, row0 = tl.program_id(1).to(tl.int64), (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * ROWS
     x = tile(x_ptr + lane * apart, row0, rows, 0, W, ROWS, W, False, True, False)

@@ -26,7 +26,7 @@ from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
 from fp4dse.kernels.quant.triton.limits import span
 from fp4dse.kernels.quant.triton.pair_columns import COLUMNS, columns_in_fp8
 from fp4dse.kernels.quant.triton.pair_rows import ROWS, rows_in_fp8
-from fp4dse.kernels.quant.triton.pair_tiles import programs_of_pairs, why_not_pairs
+from fp4dse.kernels.quant.triton.pair_tiles import is_paired, programs_of_pairs
 from fp4dse.kernels.quant.triton.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.quant.triton.tiles import load, rotated, tile
 
@@ -160,7 +160,7 @@ def launch_fp8(
     x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History
 ) -> tuple[Tensor, Shift, Tensor]:
     """Values, shift and decode factors of the operand x [L, R, C]; see `operators.fp8`. call: as in `launch`."""
-    if why_not_pairs(x, call) is None:
+    if is_paired(x, call):
         return (columns_in_fp8 if columns else rows_in_fp8)(x, call, dtype, history)
     shape = x.mT.shape if columns else x.shape
     sizes, programs = _sizes_of_fp8(x, columns, call)
@@ -174,7 +174,7 @@ def launch_fp8(
 
 def programs_of_fp8(x: Tensor, columns: bool, call: Call) -> int:
     """The number of programs that write the operand in FP8, and so of their notes a lane."""
-    if why_not_pairs(x, call) is None:
+    if is_paired(x, call):
         return programs_of_pairs(x, columns, COLUMNS if columns else ROWS)
     return _sizes_of_fp8(x, columns, call)[1]
 

@@ -116,7 +116,7 @@ class Launch(NamedTuple):
 
 
 def launch_of(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History, how: How) -> Launch:
-    """The launch for an operand that `why_not_pairs` has nothing against; as `launch.launch_fp8`."""
+    """The launch for an operand that `is_paired` lets pass; as `launch.launch_fp8`."""
     x = _aligned(x)
     shape = x.mT.shape if columns else x.shape
     lanes, numbers = len(x), x[0].numel()
@@ -147,13 +147,11 @@ def programs_of_pairs(x: Tensor, columns: bool, how: How) -> int:
     return triton.cdiv(rows, how.tile[0]) * triton.cdiv(width, how.tile[1])
 
 
-def why_not_pairs(x: Tensor, call: Call) -> str | None:
-    """The reason why an operand is not made in pairs, None if it may be."""
-    if x.dtype != torch.bfloat16 or x.shape[2] % 16:
-        return f"x: found {x.dtype} {tuple(x.shape)}; accepted: bfloat16, rows of multiples of 16"
-    if call.codec != "block" or call.block != BLOCK or call.rotation or any(call.features):
-        return "quantizers: accepted: blocks of 32, to nearest, not rotated"
-    return None if _has_pairs_of_integers(x.device) else "device: accepted: from compute capability 9.0 on"
+def is_paired(x: Tensor, call: Call) -> bool:
+    """True if an operand is made in pairs: bfloat16 in rows of multiples of 16; blocks of 32, to nearest, not rotated.
+    The kernel for all formats writes the same bits, slower, so no reason is noted where that one is taken."""
+    is_plain = call.codec == "block" and call.block == BLOCK and not call.rotation and not any(call.features)
+    return is_plain and x.dtype == torch.bfloat16 and not x.shape[2] % 16 and _has_pairs_of_integers(x.device)
 
 
 @cache

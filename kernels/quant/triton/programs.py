@@ -190,7 +190,7 @@ def quantize_kernel(
     LARGE: tl.constexpr,
 ):
     """One operand of x. apart: numbers that lie between the lanes of x. FP8: the bits of its mantissa, 0 for other
-    operands. TRAINING: its history is written. RAGGED: rows are not whole tiles. LARGE: see grids.py."""
+    operands. TRAINING: its history is written. RAGGED: rows are not whole tiles. LARGE: see launching.py."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     if LARGE:
         program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
@@ -275,7 +275,7 @@ def both_kernel(
 ):
     """The operand of rows of HEIGHT by WIDTH numbers of x [L, rows, width] (1), and that of columns (2).
 
-    The second one finds them in the multiprocessor's cache. LARGE: see grids.py.
+    The second one finds them in the multiprocessor's cache. LARGE: see launching.py.
     """
     DOWN: tl.constexpr = 0 if LARGE else 1
     ACROSS: tl.constexpr = 1 - DOWN

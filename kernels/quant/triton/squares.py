@@ -46,7 +46,8 @@ def squares_kernel(
     UNUSUAL: tl.constexpr,
     LARGE: tl.constexpr,
 ):
-    """E rows and W columns of a lane, a tile after the other; stride: from lane to lane of x. LARGE: see grids.py."""
+    """E rows and W columns of a lane, a tile after the other; stride: from lane to lane of x. LARGE: see
+    launching.py."""
     lane = tl.program_id(2).to(tl.int64)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, 0, TENSOR_SCALE, "block")
     if tl.program_id(0) + tl.program_id(1) == 0:

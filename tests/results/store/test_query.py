@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,12 +10,13 @@ from fp4dse.results.store import compaction, query
 from fp4dse.results.store.query import _union
 
 
-@pytest.fixture(params=["through Arrow", "DuckDB itself"])
-def full(store, row, request):
+@pytest.fixture(scope="module", params=["through Arrow", "DuckDB itself"])
+def full(tmp_path_factory, row, request):
     """Every kind of row: several rates, diverged, failed, without a baseline, not positive, copied, retired.
 
-    DuckDB reads parts itself if no row is retired.
+    DuckDB reads parts itself if no row is retired. All tests share it; none changes it.
     """
+    store = open_store(tmp_path_factory.mktemp("full") / "store", create=True)
     store.add([row("bf16", s, 0.5 + s / 10, lr=lr) for s in range(3) for lr in (1e-3, 2e-3)], "bf16")
     store.add([row("nvfp4", s, 0.6 + s / 10, lr=lr) for s in range(4) for lr in (1e-3, 2e-3)], "nvfp4")
     store.compact(minimum=1)
@@ -24,6 +27,16 @@ def full(store, row, request):
     if request.param == "through Arrow":
         store.add([row("nvfp4", 0, 0.1, rev_quantizers=0)], "old")
         store.invalidate("quantizers", below=1)
+    return store
+
+
+@pytest.fixture(scope="module")
+def joined(full, tmp_path_factory):
+    """The same rows, in one part."""
+    path = tmp_path_factory.mktemp("joined") / "store"
+    shutil.copytree(full.path, path)
+    store = open_store(path)
+    store.compact(minimum=1)
     return store
 
 
@@ -102,12 +115,11 @@ def test_a_query_cannot_change_the_store(full):
         "SET enable_external_access = true",
     ],
 )
-def test_a_query_writes_nothing_anywhere(full, tmp_path, text):
-    full.compact(minimum=1)
-    part = min((full.path / "parts").iterdir())
+def test_a_query_writes_nothing_anywhere(joined, tmp_path, text):
+    part = min((joined.path / "parts").iterdir())
     before = part.read_bytes()
     with pytest.raises(ConfigError, match=r"only reads: SELECT|configuration has been locked"):
-        full.sql(text.replace("OUT", str(tmp_path / "out")).replace("PART", str(part)))
+        joined.sql(text.replace("OUT", str(tmp_path / "out")).replace("PART", str(part)))
     assert not (tmp_path / "out").exists()
     assert part.read_bytes() == before
 

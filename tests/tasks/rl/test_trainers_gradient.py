@@ -133,14 +133,14 @@ def test_a_training_records_it_at_its_steps_and_changes_none(device, preset):
     One percent: both have the bits of the same policy and answers, but the losses by hand are other operations. A
     number in FP32 that they round otherwise is rounded to BF16 before products, which a sum that cancels shows.
     """
-    task = replace(get_task("rl", preset), steps=8)
+    task = replace(get_task("rl", preset), steps=4)
     of = lanes(quantized(), quantized(noise=NOISE_NAMES["weights"]))
     together = train(task, of, device, record=True)
     assert not [reason for reason in together.fallbacks if "graph" in reason]
     assert [replace(lane, recorded={}) for lane in together.lanes] == train(task, of, device).lanes
     recorded = [lane.recorded for lane in together.lanes]
     places = {int(step) - 1: place for place, step in enumerate(recorded[0]["step"])}
-    assert list(places) == [0, 1, 3, 7]
+    assert list(places) == [0, 1, 3]  # both steps of the first rollout, and the last of the second
     population = Population(task, of, device)
     population.graphs = None
     for step in range(task.steps):
