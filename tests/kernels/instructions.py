@@ -68,6 +68,10 @@ def quantizers() -> Iterator[Case]:
         )
 
 
+    calls, dtypes, histories = (call, call), (E5M2, E5M2), (history, history)
+    yield Case("both to mxfp4 in FP8", 16384, lambda: launch.launch_both_fp8(x, calls, dtypes, histories))
+
+
 def cases() -> Iterator[Case]:
     """What is in use, then the ways of `conversion_variants`."""
     yield from quantizers()
