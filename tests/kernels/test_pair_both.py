@@ -18,7 +18,7 @@ from fp4dse.kernels.quant.triton import pair_both, unfused
 from tests.kernels.fp8_operands import DTYPES, INTERPRETED, MX, assert_same_operand, changed, history_of
 from tests.kernels.fp8_quantizer_variants import BOTH_WAYS
 from tests.kernels.test_pairs import RULES, is_short, magnitudes
-from tests.kernels.test_triton import call_for, to
+from tests.kernels.test_triton import call_for, flat, to
 
 RECIPES = {
     "mxfp4": Recipe.named("mxfp4"),
@@ -123,11 +123,19 @@ def test_what_is_not_made_by_one_program_is_made_by_two(place):
 
 
 @INTERPRETED
-def test_a_layer_has_the_same_gradients_and_state_whether_or_not_its_gradient_is_read_once(
-    place, any_size, on_units, monkeypatch
-):
+def test_its_operator_is_sound(place):
+    """Its schema, and the shapes that it has without being run: one program or two."""
+    for x in (drawn(2, 64, 96), drawn(1, 32, 32).float()):
+        call = call_for([MX] * len(x))
+        tops = [torch.zeros(len(x), 3, dtype=torch.int32) for _ in range(2)]
+        arguments = x, E5M2, E4M3, *tops, True, *flat(call), *flat(call)
+        torch.library.opcheck(torch.ops.fp4dse.both_fp8, arguments, test_utils=["test_schema", "test_faketensor"])
+
+
+@INTERPRETED
+@pytest.mark.usefixtures("any_size", "on_units")
+def test_a_layer_has_the_same_gradients_and_state_whether_or_not_its_gradient_is_read_once(place, monkeypatch):
     """Of one read where both products want it and are of FP8 units, and nothing else is done to it."""
-    assert on_units
     kernels = msgspec.structs.replace(PLAIN, operand=fused.operand, fp8=fused.fp8)
     calls = []
 
