@@ -301,11 +301,14 @@ class Stage(msgspec.Struct):
 def both_in_fp8(name: str, stages: tuple[Stage, Stage], x: Tensor, use: Use) -> tuple[Operand, ...]:
     """x [L, R, C], an operand of this name of both stages, for products in FP8: contracted over C in the first and over
     R in the second, from one read. Empty where a kernel does not do so."""
-    uses = [stage.use_in_fp8(name, x, replace(use, dim=dim)) for stage, dim in zip(stages, (2, 1), strict=True)]
-    slots = [stage.slots[name] for stage in stages]
-    if None in uses or not all(type(slot) is Scaled for slot in slots):  # others do more than quantize
-        return ()
-    terms = written_both([slot.quantizers for slot in slots], x.detach(), uses)
+    uses, quantizers = [], []
+    for stage, dim in zip(stages, (2, 1), strict=True):
+        slot, of = stage.slots[name], stage.use_in_fp8(name, x, replace(use, dim=dim))
+        if of is None or not isinstance(slot, Scaled) or type(slot) is not Scaled:  # others do more than quantize
+            return ()
+        uses.append(of)
+        quantizers.append(slot.quantizers)
+    terms = written_both(quantizers, x.detach(), uses)
     made = zip(stages, terms, uses, strict=True) if terms else ()
     return tuple(stage.of_term(name, x.detach(), term, use) for stage, term, use in made)
 
