@@ -75,15 +75,21 @@ class _QuantLinear(Function[Tensor]):
                 x = _columns(x, ctx.window, numerics, "fprop" if ctx.needs_forward_x else "wgrad", layer)
                 if ctx.needs_forward_x:
                     x, saved_x = numerics.requantize_x(layer, x)
+            both = numerics.both_of_gradient(layer, g, x, w) if all(ctx.needs_input_grad[:2]) else ()
+            of_dx, of_dw = both or (None, None)
+            both = ()  # that of wgrad is let go before the other product
             if ctx.needs_input_grad[1]:
                 to = None if ctx.destination is None or saved_w or codes is not None else ctx.destination.free
-                dw = numerics.gemm("wgrad", layer, g, 1, x, 1, out=to)[:, :, : w.shape[2]]  # of codes also what pads x
+                dw = numerics.gemm("wgrad", layer, g, 1, x, 1, out=to, made=of_dw)
+                dw = dw[:, :, : w.shape[2]]  # of codes also what pads x
                 dw = numerics.backward("w", layer, dw, saved_w)  # [L, N, K]
                 dw = dw if ctx.destination is None else ctx.destination.take(dw)
-            x = None  # columns take much, and so do their gradients
+            x = of_dw = None  # columns take much, and so do their gradients
             if ctx.needs_input_grad[0]:
                 dtype = torch.float32 if ctx.window or saved_x else ctx.dtype
-                dx = numerics.backward("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1, dtype), saved_x)
+                dx = numerics.backward(
+                    "x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1, dtype, made=of_dx), saved_x
+                )
                 dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
         return dx, dw, db, None, None, None
 

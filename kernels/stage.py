@@ -32,8 +32,9 @@ from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
-from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Spectral, make_slot, slot_of
+from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Scaled, Spectral, laid_out, make_slot, slot_of
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
+from fp4dse.kernels.quant.operand.paths import written_both
 from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.operand.state import history
@@ -164,6 +165,16 @@ class Stage(msgspec.Struct):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
         return self._as_taken(name, slot.quantize(x, use)._replace(part=part), use)
 
+    def use_in_fp8(self, name: str, x: Tensor, use: Use) -> Use | None:
+        """The use of a slot that quantizes x as it lies to FP8 under a power of two; None where more is done to x."""
+        if name in self.fp8_itself or name not in self.fp8 or self.rotation is not None or x.shape[use.dim] % self.unit:
+            return None
+        return replace(use, length=x.shape[use.dim], dtype=self._dtype, fp8=self.fp8[name])
+
+    def of_term(self, name: str, x: Tensor, term: Term, use: Use) -> Operand:
+        """The operand that a slot's quantizers made of x, as the product takes it."""
+        return self._as_taken(name, Operand([term._replace(values=laid_out(term.values, use.dim))], x), use)
+
     def _hot(self, name: str, x: Tensor, use: Use) -> Tensor | None:
         """The channels of x whose errors are multiplied, int64 [L, k]; None for a single channel."""
         assert self.choice is not None
@@ -285,6 +296,21 @@ class Stage(msgspec.Struct):
         """True if the slot's kernel rotates the operand; not if what clamping cuts off the other is multiplied with
         it, which is rotated too."""
         return self.slots[name].rotates(use) and not self._other(name).multiplies_rest
+
+
+def both_in_fp8(name: str, stages: tuple[Stage, Stage], x: Tensor, use: Use) -> tuple[Operand, ...]:
+    """x [L, R, C], an operand of this name of both stages, for products in FP8: contracted over C in the first and over
+    R in the second, from one read. Empty where a kernel does not do so."""
+    uses, quantizers = [], []
+    for stage, dim in zip(stages, (2, 1), strict=True):
+        slot, of = stage.slots[name], stage.use_in_fp8(name, x, replace(use, dim=dim))
+        if of is None or not isinstance(slot, Scaled) or type(slot) is not Scaled:  # others do more than quantize
+            return ()
+        uses.append(of)
+        quantizers.append(slot.quantizers)
+    terms = written_both(quantizers, x.detach(), uses)
+    made = zip(stages, terms, uses, strict=True) if terms else ()
+    return tuple(stage.of_term(name, x.detach(), term, use) for stage, term, use in made)
 
 
 def _is_one_product(of: Operand) -> bool:

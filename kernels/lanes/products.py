@@ -19,7 +19,7 @@ from fp4dse.kernels.ops.attention_core import attention_core
 from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.quant.operand.records import Operand, Rotation, Saved, Stored
 from fp4dse.kernels.quant.operand.stored import restored, stored
-from fp4dse.kernels.stage import Stage
+from fp4dse.kernels.stage import Stage, both_in_fp8
 
 
 class Forward(NamedTuple):
@@ -54,21 +54,32 @@ class LaneProducts(LaneStages):
         b_dim: int,
         dtype: torch.dtype = torch.float32,
         out: Tensor | None = None,
+        made: Operand | None = None,
     ) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S] of a
         dtype. out: where it is written, of its shape and dtype and each lane in one piece; None: a new tensor.
 
         a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]; b also codes that are converted, with what
-        pads their rows. `layer` keys the random numbers.
+        pads their rows. `layer` keys the random numbers. made: a quantized already, by `both_of_gradient`.
         """
         of, use = self.stage(stage, layer), self.use(layer)
         rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
         if isinstance(b, Tensor):
             of.choose(a, b, use, (a_dim, b_dim))
         use = replace(use, takes_fp8=of.takes_fp8(a, b, (a_dim, b_dim), self.filled))
-        qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
+        qa = of.operand(first, a, replace(use, dim=a_dim), rotation) if made is None else made
         qb = of.operand(second, b, replace(use, dim=b_dim), rotation)
         return of.multiply(qa, qb, self.filled, Finish(dtype=dtype, out=out))
+
+    def both_of_gradient(self, layer: int, g: Tensor, x: Tensor | Stored, w: Tensor) -> tuple[Operand, ...]:
+        """g [L, M, N] as dgrad and wgrad take it, for `gemm`, from one read of it; empty where they are made apart.
+
+        x, w: what it is multiplied with.
+        """
+        dgrad, wgrad, use = self.stage("dgrad", layer), self.stage("wgrad", layer), self.use(layer)
+        if dgrad.takes_fp8(g, w, (2, 1), self.filled) and wgrad.takes_fp8(g, x, (1, 1), self.filled):
+            return both_in_fp8("g", (dgrad, wgrad), g, replace(use, takes_fp8=True))
+        return ()
 
     def forward(
         self,

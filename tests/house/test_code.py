@@ -26,6 +26,7 @@ WITH_MORE = {
     "kernels/quant/triton/operators.py:_fp8": _OPERATOR,
     "kernels/quant/triton/operators.py:_packed": _OPERATOR,
     "kernels/quant/triton/operators.py:_both": _OPERATOR,
+    "kernels/quant/triton/operators.py:_both_fp8": _OPERATOR,
     "kernels/quant/triton/operators.py:_through": _OPERATOR,
     "kernels/quant/triton/by_scales.py:_elements": _OPERATOR,
     "kernels/quant/triton/by_scales.py:_scales": _OPERATOR,

@@ -43,7 +43,7 @@ MODULES = {
     if "\nimport triton\n" in file.read_text()
 }
 """Name -> module with Triton code."""
-PAIRS = "pair_columns", "pair_rows"
+PAIRS = "pair_columns", "pair_rows", "pair_both"
 
 
 @pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -70,6 +70,7 @@ def place(request):
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
         for name, twin in (("unknown", _same), ("opaque", _same), ("address", _address)):
             patch.setattr(modules["tiles"], name, twin)
+        patch.setattr(modules["pair_both"], "unknown", _same)
         patch.setattr(modules["silu"], "quotient", _quotient)
         patch.setattr(modules["codes"], "saturated", _saturated)
         for module in ("codes", "mxfp4", *PAIRS):
@@ -77,7 +78,7 @@ def place(request):
         for module in ("mxfp4", *PAIRS):
             patch.setattr(modules[module], "permuted", _permuted)
         patch.setattr(modules["pairs"], "between", _between)
-        for module in ("pair_tiles", "pair_rows"):
+        for module in ("pair_tiles", "pair_rows", "pair_both"):
             patch.setattr(modules[module], "larger_of_pairs", _larger_of_pairs)
         for name, twin in (
             ("larger_pair", _larger_pair),
@@ -94,6 +95,7 @@ def place(request):
             "mxfp4",
             "pair_columns",
             "pair_rows",
+            "pair_both",
             "shifting",
             "wide",
         ):

@@ -32,6 +32,7 @@ from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.triton import launch
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton.features import features_of
+from fp4dse.kernels.quant.triton.pair_both import both_in_fp8, both_with
 from fp4dse.kernels.quant.triton.pair_columns import COLUMNS, columns_in_fp8, columns_with
 from fp4dse.kernels.quant.triton.pair_rows import ROWS, rows_in_fp8, rows_with
 from fp4dse.kernels.quant.triton.pair_tiles import How
@@ -39,6 +40,8 @@ from fp4dse.kernels.quant.triton.pair_tiles import How
 TALL = 16384
 WIDTHS = {True: (1024, 2736, 5472), False: (1024, 5472)}
 """Of columns; of rows, whose blocks have to fit."""
+BOTH_WAYS = [both_with(*of) for of in ((16, 4, 128), (16, 4, 168), (16, 4, 112), (8, 4, 80), (8, 4, 96), (8, 4, 120))]
+"""Of rows and columns from one read: rows and words of a thread, registers."""
 PROCESSES = 14
 
 Made = tuple[Tensor, Shift, Tensor]
@@ -149,12 +152,37 @@ def table(width: int, columns: bool, failed: dict[str, str]) -> int:
     return wrong
 
 
+def table_of_both(width: int) -> int:
+    """`table` of rows and columns from one read, beside the sum of both ways in use, two launches."""
+    x = torch.randn(1, TALL, width, device="cuda").to(torch.bfloat16)
+    call, history = operand(x)
+    calls, dtypes, histories = (call, call), (E5M2, E5M2), (history, history)
+    apart = [timed(lambda made=made: made(x, call, E5M2, history)) for made in (rows_in_fp8, columns_in_fp8)]
+    copy = copy_us(torch.empty(x.numel() * 2, dtype=torch.uint8, device="cuda"))  # 4 bytes a number in all
+    print(
+        f"both, {TALL} x {width}: rows {apart[0]:.1f} us and columns {apart[1]:.1f}, {sum(apart):.1f}; copy {copy:.1f}"
+    )
+    wrong = 0
+    for how in BOTH_WAYS:
+        bad = 0
+        for y in (x, flagged(x)):
+            found = both_in_fp8(y, calls, dtypes, histories, how)
+            wanted = rows_in_fp8(y, call, E5M2, history), columns_in_fp8(y, call, E5M2, history)
+            bad += sum(map(differing, found, wanted))
+        us = timed(lambda how=how: both_in_fp8(x, calls, dtypes, histories, how))
+        name = f"both, rows {how.rows}, words {how.words}, registers {how.registers}"
+        print(f"{us:7.1f} us, {copy / us:.2f} of a copy, {bad} wrong: {name}", flush=True)
+        wrong += bad
+    return wrong
+
+
 def main() -> int:
     """Compile the ways and print their tables; 1 if bytes differ."""
     print(torch.cuda.get_device_name(), flush=True)
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         failed = dict(zip((way.name() for way in ways()), pool.map(compile_it, ways()), strict=True))
-    return int(sum(table(width, columns, failed) for columns, widths in WIDTHS.items() for width in widths) > 0)
+    wrong = sum(table(width, columns, failed) for columns, widths in WIDTHS.items() for width in widths)
+    return int(wrong + sum(map(table_of_both, WIDTHS[False])) > 0)
 
 
 if __name__ == "__main__":

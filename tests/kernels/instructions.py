@@ -67,6 +67,9 @@ def quantizers() -> Iterator[Case]:
             lambda c=columns: fp8_quantizer_variants.for_all_formats(x, c, call, history),
         )
 
+    calls, dtypes, histories = (call, call), (E5M2, E5M2), (history, history)
+    yield Case("both to mxfp4 in FP8", 16384, lambda: launch.launch_both_fp8(x, calls, dtypes, histories))
+
 
 def cases() -> Iterator[Case]:
     """What is in use, then the ways of `conversion_variants`."""

@@ -5,7 +5,7 @@ All have the same bits. `quantized` takes the first that has no reason against i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,6 +123,19 @@ def written(of: LaneQuantizers, x: Tensor, columns: bool, call: Call, use: Use) 
         return Term(values, factor, shift)
     assert of.backend.operand
     return Term(*of.backend.operand(x, columns, call, use.dtype))
+
+
+def written_both(of: Sequence[LaneQuantizers], x: Tensor, uses: Sequence[Use]) -> list[Term]:
+    """The terms in FP8 that the backend's kernel makes of the rows of x [L, R, C] and of its columns, of quantizers and
+    uses of both, with the bits of `written`; empty where it does not take x."""
+    both_fp8 = of[0].backend.both_fp8
+    if both_fp8 is None or any(first_path(each, x, use) != "whole" for each, use in zip(of, uses, strict=True)):
+        return []
+    calls = [each.call_for(x, int(each.block), use, use.dim == 1) for each, use in zip(of, uses, strict=True)]
+    rows, columns = (history(each.state, use, use.term) for each, use in zip(of, uses, strict=True))
+    with rows as of_rows, columns as of_columns:
+        made = both_fp8(x, tuple(calls), tuple(use.fp8 for use in uses), (of_rows, of_columns))
+    return [Term(values, factor, shift) for values, shift, factor in made]
 
 
 def _whole(of: LaneQuantizers, x: Tensor, use: Use) -> Term:

@@ -24,6 +24,7 @@ from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, larger
 from fp4dse.kernels.quant.triton.limits import span
+from fp4dse.kernels.quant.triton.pair_both import BOTH, are_paired, both_in_fp8
 from fp4dse.kernels.quant.triton.pair_columns import COLUMNS, columns_in_fp8
 from fp4dse.kernels.quant.triton.pair_rows import ROWS, rows_in_fp8
 from fp4dse.kernels.quant.triton.pair_tiles import is_paired, programs_of_pairs
@@ -177,6 +178,23 @@ def programs_of_fp8(x: Tensor, columns: bool, call: Call) -> int:
     if is_paired(x, call):
         return programs_of_pairs(x, columns, COLUMNS if columns else ROWS)
     return _sizes_of_fp8(x, columns, call)[1]
+
+
+def launch_both_fp8(
+    x: Tensor, calls: Sequence[Call], dtypes: Sequence[torch.dtype], histories: Sequence[History]
+) -> list[tuple[Tensor, Shift, Tensor]]:
+    """`launch_fp8` of the rows and of the columns of x [L, R, C], from one read where that is possible."""
+    if are_paired(x, calls):
+        return both_in_fp8(x, calls, dtypes, histories)
+    each = zip((False, True), calls, dtypes, histories, strict=True)
+    return [launch_fp8(x, *of) for of in each]
+
+
+def programs_of_both_fp8(x: Tensor, calls: Sequence[Call]) -> list[int]:
+    """`programs_of_fp8` of both."""
+    if are_paired(x, calls):
+        return [programs_of_pairs(x, columns, BOTH) for columns in (False, True)]
+    return [programs_of_fp8(x, columns, call) for columns, call in zip((False, True), calls, strict=True)]
 
 
 def _sizes_of_fp8(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:

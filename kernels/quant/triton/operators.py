@@ -79,6 +79,60 @@ def _(x: Tensor, columns: bool, dtype: torch.dtype, *rest: Any) -> list[Tensor]:
     return [values, *shift, x.new_empty(len(x), dtype=torch.float32)]
 
 
+def both_fp8(
+    x: Tensor, calls: tuple[Call, Call], dtypes: tuple[torch.dtype, torch.dtype], histories: tuple[History, History]
+) -> list[tuple[Tensor, Shift, Tensor]]:
+    """The results of `fp8` for the rows of x [L, R, C] and for its columns, each of its dtype and history; from one
+    read of x where `pair_both.are_paired`.
+
+    calls: for rows and for columns, of the same seeds and step, which histories have, too; ValueError for others.
+    """
+    (rows, columns), (of_rows, of_columns) = calls, histories
+    if rows.seeds is not columns.seeds or any(of.step is not rows.step for of in (columns, *histories)):
+        raise ValueError("calls, histories: found seeds or steps of their own; accepted: the same tensors in all")
+    if of_rows.training != of_columns.training:
+        raise ValueError("histories: found one that is written and one that is not; accepted: two of one kind")
+    found = _both_fp8(x, *dtypes, of_rows.tops, of_columns.tops, of_rows.training, *rows, *columns)
+    return [(values, Shift(*shift), dec) for values, *shift, dec in (found[:6], found[6:])]
+
+
+@torch.library.custom_op(
+    "fp4dse::both_fp8",
+    mutates_args=("tops_rows", "tops_columns"),
+    schema="(Tensor x, ScalarType dtype_rows, ScalarType dtype_columns, Tensor(a!) tops_rows, Tensor(b!) tops_columns, "
+    f"bool training, {schema('_rows')}, {schema('_columns')}) -> Tensor[]",
+)
+def _both_fp8(
+    x: Tensor,
+    dtype_rows: torch.dtype,
+    dtype_columns: torch.dtype,
+    tops_rows: Tensor,
+    tops_columns: Tensor,
+    training: bool,
+    *of_calls: Any,
+) -> list[Tensor]:
+    from fp4dse.kernels.quant.triton.launch import launch_both_fp8
+
+    calls = _two(of_calls)
+    for columns, call in enumerate(calls):
+        _check(x, bool(columns), call, torch.bfloat16)
+    with torch.cuda.device_of(x):
+        ready = [_ready(x, bool(columns), call) for columns, call in enumerate(calls)]
+        histories = [History(tops, calls[0].step, training) for tops in (tops_rows, tops_columns)]
+        made = launch_both_fp8(x, ready, (dtype_rows, dtype_columns), histories)
+    return [t for values, shift, dec in made for t in (values, *shift, dec)]
+
+
+@_both_fp8.register_fake
+def _(x: Tensor, dtype_rows: torch.dtype, dtype_columns: torch.dtype, *rest: Any) -> list[Tensor]:
+    from fp4dse.kernels.quant.triton.launch import programs_of_both_fp8
+
+    programs = programs_of_both_fp8(x, _two(rest[3:]))
+    shapes, dtypes = (x.shape, x.mT.shape), (dtype_rows, dtype_columns)
+    made = [empty(x, *of) for of in zip(shapes, dtypes, programs, strict=True)]
+    return [t for values, shift in made for t in (values, *shift, x.new_empty(len(x), dtype=torch.float32))]
+
+
 def packed(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """The operand as stored: codes uint8 [L, R, C/2], scale codes uint8 [L, R, C/B], decode factors float32 [L].
 

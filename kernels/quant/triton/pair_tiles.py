@@ -117,7 +117,7 @@ class Launch(NamedTuple):
 
 def launch_of(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history: History, how: How) -> Launch:
     """The launch for an operand that `is_paired` lets pass; as `launch.launch_fp8`."""
-    x = _aligned(x)
+    x = aligned(x)
     shape = x.mT.shape if columns else x.shape
     lanes, numbers = len(x), x[0].numel()
     programs = programs_of_pairs(x, columns, how)
@@ -134,7 +134,7 @@ def launch_of(x: Tensor, columns: bool, call: Call, dtype: torch.dtype, history:
     return Launch(programs, lanes, arguments, constants, (values, shift, dec))
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """x with what belongs to a lane in one piece, at multiples of 16 bytes: as it is, or copied."""
     apart = x.stride(0) if len(x) > 1 else 0
     is_there = x[0].is_contiguous() and not (x.data_ptr() % 16 or apart % 8)

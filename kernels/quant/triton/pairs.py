@@ -65,7 +65,7 @@ def nearest_codes(x, limit, first, second, third):
     lines, two numbers each. Tests: a twin.
     """
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 x, a, b, c, m; abs.bf16x2 x, $1; min.bf16x2 x, x, $2;"
+        "{ .reg .b32 x, a, b, c, m; min.xorsign.abs.bf16x2 x, $1, $2; abs.bf16x2 x, x;"
         "mov.b32 m, 0x43004300; fma.rn.bf16x2 a, x, $3, m;"
         "mov.b32 m, 0x43024302; fma.rn.bf16x2 b, x, $4, m;"
         "mov.b32 m, 0x43044304; fma.rn.bf16x2 c, x, $5, m;"
