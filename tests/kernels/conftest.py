@@ -174,7 +174,7 @@ def _between(x, low, high):
 
 
 @of_words
-def _nearest_codes(x, limit, first, second, third):
+def _nearest_codes(x, limit, first, second, third, _MANY=False):
     """Sums have few enough digits for float32, which then rounds to whole numbers."""
     limit, *factors = ((_halves(of).astype(np.uint32) << 16).view(np.float32) for of in (limit, first, second, third))
     x = np.fmin(((_halves(x) & 0x7FFF).astype(np.uint32) << 16).view(np.float32), limit)

@@ -76,10 +76,10 @@ def _columns(
         for four in tl.static_range(ROWS // 4):
             w_0, w_1 = words[four * 4 * WORDS + word], words[(four * 4 + 1) * WORDS + word]
             w_2, w_3 = words[(four * 4 + 2) * WORDS + word], words[(four * 4 + 3) * WORDS + word]
-            codes = nearest_codes(w_0, limit, a, b, c) - 0x77777300  # 0x4300 in each half, of four
-            codes += nearest_codes(w_1, limit, a, b, c) * 16
-            codes += nearest_codes(w_2, limit, a, b, c) * 256
-            codes += nearest_codes(w_3, limit, a, b, c) * 4096
+            codes = nearest_codes(w_0, limit, a, b, c, True) - 0x77777300  # 0x4300 in each half, of four
+            codes += nearest_codes(w_1, limit, a, b, c, True) * 16
+            codes += nearest_codes(w_2, limit, a, b, c, True) * 256
+            codes += nearest_codes(w_3, limit, a, b, c, True) * 4096
             first_two, last_two = prmt(w_0, w_1, 0x7351), prmt(w_2, w_3, 0x7351)
             bytes_1 = permuted(low_1[:, :, None], high_1[:, :, None], codes)
             bytes_2 = permuted(low_2[:, :, None], high_2[:, :, None], codes >> 16)
@@ -120,8 +120,8 @@ def _rows(
                 w_0 = words[(2 * two + side) * WORDS + 2 * pair]
                 w_1 = words[(2 * two + side) * WORDS + 2 * pair + 1]
                 # 0x4300 in each half, of two; then 3 bits of numbers 0, 2, 1 and 3 in bytes
-                codes = nearest_codes(w_0, limit, a, a - 0x800080, a - 0x1000100) - 0x43434300
-                codes += nearest_codes(w_1, limit, a, a - 0x800080, a - 0x1000100) * 256
+                codes = nearest_codes(w_0, limit, a, a - 0x800080, a - 0x1000100, True) - 0x43434300
+                codes += nearest_codes(w_1, limit, a, a - 0x800080, a - 0x1000100, True) * 256
                 of_four = permuted(low, high, codes + (codes >> 12))
                 missed |= of_four
                 outs += (of_four & ~SIGNS | prmt(w_0, w_1, 0x7531) & SIGNS,)

@@ -57,19 +57,27 @@ def between(x, low, high):
     )
 
 
+_LINES = (
+    "mov.b32 m, 0x43004300; fma.rn.bf16x2 a, x, $3, m;"
+    "mov.b32 m, 0x43024302; fma.rn.bf16x2 b, x, $4, m;"
+    "mov.b32 m, 0x43044304; fma.rn.bf16x2 c, x, $5, m;"
+    "min.u16x2 a, a, b; min.u16x2 $0, a, c; }"
+)
+_BEGIN = "{ .reg .b32 x, a, b, c, m;"
+_NEAREST = tl.constexpr(_BEGIN + "abs.bf16x2 x, $1; min.bf16x2 x, x, $2;" + _LINES)
+_NEAREST_OF_MANY = tl.constexpr(_BEGIN + "min.xorsign.abs.bf16x2 x, $1, $2; abs.bf16x2 x, x;" + _LINES)
+
+
 @triton.jit
-def nearest_codes(x, limit, first, second, third):
+def nearest_codes(x, limit, first, second, third, MANY: tl.constexpr = False):
     """128 and E2M1's code, to nearest even, of each bfloat16 number of words x, without sign: int32 of two bfloat16.
 
     limit: the magnitude that becomes E2M1's largest; first, second, third: what multiplies magnitudes in the three
-    lines, two numbers each. Tests: a twin.
+    lines, two numbers each. MANY: words wait in registers, and their magnitudes shall not wait beside them. Tests: a
+    twin.
     """
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 x, a, b, c, m; min.xorsign.abs.bf16x2 x, $1, $2; abs.bf16x2 x, x;"
-        "mov.b32 m, 0x43004300; fma.rn.bf16x2 a, x, $3, m;"
-        "mov.b32 m, 0x43024302; fma.rn.bf16x2 b, x, $4, m;"
-        "mov.b32 m, 0x43044304; fma.rn.bf16x2 c, x, $5, m;"
-        "min.u16x2 a, a, b; min.u16x2 $0, a, c; }",
+        _NEAREST_OF_MANY if MANY else _NEAREST,
         "=r,r,r,r,r,r",
         [x, limit, first, second, third],
         tl.int32,
