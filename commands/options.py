@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +31,19 @@ def _once(param: typer.CallbackParam, values: list[str]) -> list[str]:
         raise ConfigError(param.opts[0], " and ".join(values), accepted)
     for value in values:
         _given(param, value)
+        _say_of_folder(Path(value))
     return values
+
+
+def _say_of_folder(path: Path) -> None:
+    """Say what is read of a model's folder otherwise than it stands there; what is wrong with it is said elsewhere."""
+    if not path.is_dir():
+        return
+    from fp4dse.tasks.language.folder import said_of
+
+    with contextlib.suppress(ConfigError):
+        if (sentence := said_of(path)) is not None:
+            print(f"fp4dse: {sentence}", file=sys.stderr, flush=True)
 
 
 def only(values: list[str]) -> str | None:

@@ -1,7 +1,8 @@
 """Decoders of others: a folder as Hugging Face's `save_pretrained` leaves it, of a Llama, Mistral, Qwen2 or Qwen3.
 
-`config.json` gives the shape, the `.safetensors` files the weights, whose names are mapped onto the decoder's. What the
-decoder cannot express is refused by name, and so is every tensor that has no place in it.
+`config.json` gives the shape, the `.safetensors` files the weights, whose names are mapped onto the decoder's.
+Weights that are packed in FP4 are decoded (packed.py). What the decoder cannot express is refused by name, and so is
+every tensor that has no place in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fp4dse.dse import ConfigError
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.kernels.ops.rope import Rope
 from fp4dse.tasks.language.decoder import Shape
-from fp4dse.tasks.start.weights import OPTION, read_weights
+from fp4dse.tasks.language.packed import OF_ACTIVATIONS, OTHER_FILE, QUANTIZATION, Packing, packing_of, unpacked
+from fp4dse.tasks.start.weights import OPTION, names_in, read_weights
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -33,7 +35,6 @@ FIXED: dict[str, Any] = {
     "mlp_bias": False,
     "attention_dropout": 0.0,
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
 }
 """Key of the configuration -> its one value that the decoder has, which counts if the key is not there, too."""
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -69,17 +70,41 @@ class Pretrained(msgspec.Struct, frozen=True):
 
 def read_folder(path: Path, context: int) -> Pretrained:
     """The model in a folder, for windows of `context` tokens. ConfigError for what is missing or not to be had."""
-    file = path / CONFIG
-    try:
-        config = decode_json(file.read_bytes(), dict)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(OPTION, str(path), f"a folder with a config.json that can be read ({error})") from None
-    shape = _shape(config, str(file), context)
+    file, config = path / CONFIG, _read(path / CONFIG)
+    shape, packing = _shape(config, str(file), context), _packing(path, config)
     vocabulary = _whole(config, str(file), "vocab_size")
     tokenizer = path / "tokenizer.json"
     return Pretrained(
-        path.name, shape, vocabulary, lambda: _weights(path, shape), tokenizer if tokenizer.exists() else None
+        path.name, shape, vocabulary, lambda: _weights(path, shape, packing), tokenizer if tokenizer.exists() else None
     )
+
+
+def said_of(path: Path) -> str | None:
+    """One sentence on what is read otherwise than it stands in a folder: None where nothing is, and where there is no
+    model. ConfigErrors as of read_folder."""
+    if not (path / CONFIG).is_file() or _packing(path, _read(path / CONFIG)) is None:
+        return None
+    left = sum(name.endswith(OF_ACTIVATIONS) for file in _files(path) for name in names_in(file))
+    more = f"; {left} scales of activations are left out, as recipes scale them anew" if left else ""
+    return f"weights of {path.name} are packed in FP4, and are decoded{more}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = decode_json(file.read_bytes(), dict)
+        return found
+    except (OSError, msgspec.DecodeError) as error:
+        accepted = f"a folder with a {file.name} that can be read ({error})"
+        raise ConfigError(OPTION, str(file.parent), accepted) from None
+
+
+def _packing(path: Path, config: dict[str, Any]) -> Packing | None:
+    """The packing of the folder's weights, None if they are not packed."""
+    said, file = config.get(QUANTIZATION), path / CONFIG
+    if said is None and (path / OTHER_FILE).exists():
+        file = path / OTHER_FILE
+        said = {"quant_method": "modelopt"} | _read(file).get("quantization", {})
+    return None if said is None else packing_of(said, str(file))
 
 
 def _shape(config: dict[str, Any], where: str, context: int) -> Shape:
@@ -137,11 +162,13 @@ def _whole(config: dict[str, Any], where: str, key: str, default: int | None = N
     return found
 
 
-def _weights(path: Path, shape: Shape) -> dict[str, Tensor]:
+def _weights(path: Path, shape: Shape, packing: Packing | None) -> dict[str, Tensor]:
     """Weights of the folder under the decoder's names. A head that is tied may be there or not."""
     theirs: dict[str, Tensor] = {}
     for file in _files(path):
         theirs |= read_weights(file)
+    if packing is not None:
+        theirs = unpacked(theirs, packing, f"{OPTION} {path.name}")
     theirs = {name: value for name, value in theirs.items() if not name.endswith("rotary_emb.inv_freq")}
     ours = {}
     for name, parts in names_of(shape):

@@ -21,6 +21,7 @@ from fp4dse.dse.program.whole_file import whole_file
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.tasks.language.decoder import Shape
 from fp4dse.tasks.language.folder import CONFIG, INDEX, LEARNED, names_of, read_folder
+from fp4dse.tasks.language.packed import OTHER_FILE, QUANTIZATION
 from fp4dse.tasks.start.weights import ABOUT_FILE, write_weights
 
 WEIGHTS = "model.safetensors"
@@ -39,10 +40,11 @@ def write_folder(path: Path, source: Path, weights: Mapping[str, Tensor], about:
     for name in (WEIGHTS, LEARNED):
         (path / name).unlink(missing_ok=True)
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.suffix in TEXTS and file.name not in (CONFIG, INDEX, ABOUT_FILE):
+        if file.is_file() and file.suffix in TEXTS and file.name not in (CONFIG, INDEX, ABOUT_FILE, OTHER_FILE):
             shutil.copyfile(file, path / file.name)
     config = decode_json((source / CONFIG).read_bytes(), dict)
     config |= {key: "float32" for key in DTYPES if key in config}
+    config.pop(QUANTIZATION, None)  # of weights that were packed in `source`
     for name, said in ((CONFIG, config), (ABOUT_FILE, about)):
         (path / name).write_bytes(msgspec.json.format(msgspec.json.encode(said, order="sorted"), indent=2))
     theirs, learned = _apart(read_folder(source, context=1).shape, weights)

@@ -57,6 +57,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return found
 
 
+def names_in(path: Path) -> list[str]:
+    """Names of a file's tensors, none where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError):
+        return []
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """Facts that a file of `write_weights`, or a folder of `write_folder`, says of itself; empty for others.
     SafetensorError, or DecodeError, if it is broken."""
