@@ -304,7 +304,7 @@ def both_in_fp8(name: str, stages: tuple[Stage, Stage], x: Tensor, use: Use) -> 
     uses, quantizers = [], []
     for stage, dim in zip(stages, (2, 1), strict=True):
         slot, of = stage.slots[name], stage.use_in_fp8(name, x, replace(use, dim=dim))
-        if of is None or not isinstance(slot, Scaled) or type(slot) is not Scaled:  # others do more than quantize
+        if of is None or type(slot) is not Scaled:  # others do more than quantize
             return ()
         uses.append(of)
         quantizers.append(slot.quantizers)

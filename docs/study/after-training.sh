@@ -65,10 +65,19 @@ PYTHON
                 --budget $((end - $(date +%s))) >"/tmp/worker-${pair%:*}-$n" 2>&1 &
         done
     done
-    wait || true
+    pack() { # what is done so far
+        for pair in "$@"; do
+            which=${pair%:*}
+            (cd "runs/after/$which" && find . -name out.json | tar -czf "$out/$which.part" -T -)
+            mv "$out/$which.part" "$out/$which.tgz"
+        done
+    }
+    while [ -n "$(jobs -r)" ]; do
+        sleep 20
+        pack "$@"
+    done
     for pair in "$@"; do
         which=${pair%:*}
-        (cd "runs/after/$which" && find . -name out.json | tar -czf "$out/$which.tgz" -T -)
         echo "$which: $(find "runs/after/$which" -name out.json | wc -l) of $(find "runs/after/$which" -name job.json | wc -l) jobs done"
         find "runs/after/$which" -name stderr.txt -size +0 -exec tail -n 2 {} +
     done

@@ -37,12 +37,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from background import COPY, ENDED, FILE, SAID, TREE, start, surroundings, wait
+from background import COPY, FILE, SAID, TREE, ending, start, surroundings, wait
 
 LEAST_S, STORING_S = 20.0, 25.0
 """Seconds that a step must have before it, and those that a sweep has to end in."""
 BRINGING_S = 120.0
-"""Seconds between two writings of OUT, so that a machine that is taken away takes little with it."""
+"""Seconds between two writings of OUT: what breaks off loses what came since."""
 
 
 def main() -> None:
@@ -62,10 +62,13 @@ def main() -> None:
         drive(asked.stages, asked.at, asked.device, time.monotonic() + asked.limit, asked.only)
         return
     at, out = asked.at.resolve(), asked.out.resolve()
-    options = ["--out", out, "--limit", asked.limit, "--device", asked.device, "--drive"]
-    options += ["--only", *asked.only] if asked.only else []
-    start("stages.py", asked.stages, at, options, ["runs"], partial(resume, asked.resume) if asked.resume else None)
-    print(wait(at, asked.wait, partial(bring, at, out), every=BRINGING_S), flush=True)
+    chains = [chain["name"] for chain in tomllib.loads(asked.stages.read_text())["chain"]]
+    if unknown := sorted(set(asked.only) - set(chains)):
+        sys.exit(f"--only: found {', '.join(unknown)}; accepted: {', '.join(chains)}")
+    what = ["--device", asked.device, *(["--only", *asked.only] if asked.only else [])]
+    how = ["--out", out, "--limit", asked.limit, "--drive"]
+    start("stages.py", asked.stages, at, what, how, ["runs"], partial(resume, asked.resume) if asked.resume else None)
+    wait(at, asked.wait, partial(bring, at, out), BRINGING_S)
 
 
 def resume(brought: Path, tree: Path) -> None:
@@ -78,7 +81,7 @@ def resume(brought: Path, tree: Path) -> None:
 
 def drive(stages: Path, at: Path, device: str, end: float, only: Sequence[str] = ()) -> None:
     """Run the chains side by side until they, or the time, are over. only: these alone, where any are named."""
-    try:
+    with ending(at):
         file = tomllib.loads(stages.read_text())
         draw_texts(file.get("texts", []))
         (at / "logs").mkdir(exist_ok=True)
@@ -88,8 +91,6 @@ def drive(stages: Path, at: Path, device: str, end: float, only: Sequence[str] =
             chain.start()
         for chain in chains:
             chain.join()
-    finally:
-        (at / ENDED).touch()
 
 
 def run_chain(chain: dict[str, Any], at: Path, device: str, end: float) -> None:
@@ -174,9 +175,9 @@ def merge(store: str | Path, into: Path, tree: Path) -> None:
     subprocess.run(command, check=True, cwd=tree, env=surroundings(tree))
 
 
-def bring(at: Path, out: Path) -> None:
+def bring(at: Path, out: Path) -> str:
     """Write OUT/study.tar: rows of all chains in a store each, without those of the tree that they began with, tuned
-    rates, results of tunings, and logs."""
+    rates, results of tunings, and logs. Returns what steps said of their end."""
     out.mkdir(parents=True, exist_ok=True)
     brought = at / "brought"
     chains = tomllib.loads((at / FILE).read_text())["chain"]
@@ -201,14 +202,15 @@ def bring(at: Path, out: Path) -> None:
             for part in known:  # whoever reads this has them
                 part.unlink()
     shutil.copy(at / SAID, brought)
-    for log in (at / "logs").glob("*.txt"):
+    said = []
+    for log in sorted((at / "logs").glob("*.txt")):
         shutil.copy(log, brought)
-        print(log.stem, *[line for line in log.read_text().splitlines() if line.startswith("###")], sep="\n    ")
+        said += [log.stem, *(f"    {line}" for line in log.read_text().splitlines() if line.startswith("###"))]
     with tarfile.open(out / "study.part", "w") as file:
         for entry in sorted(brought.iterdir()):
             file.add(entry, entry.name)
-    (out / "study.part").rename(out / "study.tar")  # a reader of OUT sees a whole file
-    print(f"{(out / 'study.tar').stat().st_size / 2**20:.1f} MiB in {out / 'study.tar'}", flush=True)
+    size = (out / "study.part").rename(out / "study.tar").stat().st_size  # a reader of OUT sees a whole file
+    return "\n".join([*said, f"{size / 2**20:.1f} MiB in {out / 'study.tar'}"])
 
 
 if __name__ == "__main__":

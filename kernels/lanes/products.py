@@ -76,6 +76,8 @@ class LaneProducts(LaneStages):
 
         x, w: what it is multiplied with.
         """
+        if self.backend.both_fp8 is None:
+            return ()
         dgrad, wgrad, use = self.stage("dgrad", layer), self.stage("wgrad", layer), self.use(layer)
         if dgrad.takes_fp8(g, w, (2, 1), self.filled) and wgrad.takes_fp8(g, x, (1, 1), self.filled):
             return both_in_fp8("g", (dgrad, wgrad), g, replace(use, takes_fp8=True))

@@ -103,7 +103,8 @@ def _packing(path: Path, config: dict[str, Any]) -> Packing | None:
     said, file = config.get(QUANTIZATION), path / CONFIG
     if said is None and (path / OTHER_FILE).exists():
         file = path / OTHER_FILE
-        said = {"quant_method": "modelopt"} | _read(file).get("quantization", {})
+        said = _read(file).get("quantization")
+        said = {"quant_method": "modelopt", **(said if isinstance(said, dict) else {})}
     return None if said is None else packing_of(said, str(file))
 
 

@@ -71,7 +71,9 @@ def unpacked(tensors: dict[str, Tensor], packing: Packing, where: str) -> dict[s
     for name in [name for name, value in found.items() if _is_packed(name, value, packing)]:
         layer, codes = name.removesuffix(packing.codes), found.pop(name)
         rows, inputs = len(codes), 2 * codes.shape[1]
-        if inputs % packing.block:
+        if f"{layer}weight" in found:
+            raise ConfigError(f"{where}: {name}", f"{layer}weight, too", "one of them")
+        if inputs % packing.block or not codes.numel():
             raise ConfigError(f"{where}: {name}", f"{inputs} inputs", f"whole blocks of {packing.block}")
 
         def take(of: str, shape: tuple[int, ...], layer: str = layer) -> Tensor:
@@ -82,6 +84,9 @@ def unpacked(tensors: dict[str, Tensor], packing: Packing, where: str) -> dict[s
             return part.view(shape)
 
         scale = take(packing.scale, (rows, inputs // packing.block))
+        if scale.is_floating_point() != (packing.factor is not None):
+            accepted = "FP8 (E4M3)" if packing.factor else "uint8 (E8M0)"
+            raise ConfigError(f"{where}: {layer}{packing.scale}", str(scale.dtype), accepted)
         value = _decoded(codes, scale, take(packing.factor, ()) if packing.factor else None, packing.divides)
         if not torch.isfinite(value).all():
             raise ConfigError(f"{where}: {layer}{packing.scale}", "NaN or infinity", "scales of finite numbers")

@@ -43,7 +43,7 @@ COMPARISONS = {
     "ne": np.not_equal,
 }
 LARGER = {"maximum": (np.maximum, np.fmax), "minimum": (np.minimum, np.fmin)}
-"""Of integers, and of floats, where NaN is passed over."""
+"""Of integers, and of floats, where NaN is passed over; of two zeros either, as the interpreter's own."""
 
 
 def quicken(scope) -> None:
@@ -233,11 +233,11 @@ def _to(slow):
     kinds = INTEGERS | {"fp32": np.dtype("float32")}
     sources = kinds | BOOL
 
-    def to(x, kind, rounding=None, bitcast=False):
-        new = None if rounding is not None or type(kind) is tl.constexpr else kinds.get(kind.name)
+    def to(x, kind, fp_downcast_rounding=None, bitcast=False):
+        new = None if fp_downcast_rounding is not None or type(kind) is tl.constexpr else kinds.get(kind.name)
         a = None if new is None else _array(x, kinds if bitcast else sources)
         if a is None or (bitcast and new.itemsize != a.itemsize):
-            return slow(x, kind, rounding, bitcast)
+            return slow(x, kind, fp_downcast_rounding, bitcast)
         if x.dtype.name == kind.name:
             return x
         return _made(a.view(new) if bitcast else a.astype(new), kind, kind, x)

@@ -16,7 +16,8 @@ from tests.kernels.quick_operators import BOOL, COMPARISONS, FLOATS, INTEGERS, L
 
 SHAPES = (), (4,), (1,), (2, 1), (2, 4), (8,)
 """Of which some are not made alike by any rule."""
-NUMBERS = 0, 1, -1, 7, 31, 64, 127, 128, 255, 2**15, -(2**31), 2**31 - 1, 2**31, 2**40, 0.5, -1e-30, 1e300, float("nan")
+NUMBERS = 0, 1, -1, 7, 31, 64, 127, 128, 255, 2**15, -(2**31), 2**31 - 1, 2**31, 2**40, 0.5, -0.0, -1e-30, 1e300
+NUMBERS += float("nan"), float("inf")
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,15 @@ def made(name, shape, seed=0):
     data = rng.integers(0, 256, (*(shape or (1,)), of.itemsize), dtype=np.uint8).view(of)[..., 0]
     data = data if name not in BOOL else rng.integers(0, 2, shape or (1,)).astype(bool)
     if name in FLOATS:
-        data = np.where(rng.integers(0, 4, data.shape) == 0, of.type("nan"), rng.standard_normal(data.shape).astype(of))
+        odd = np.array(["nan", "inf", "-inf", "0", "-0", "1e-310" if of.itemsize == 8 else "1e-40"]).astype(of)
+        usual = rng.standard_normal(data.shape).astype(of)
+        data = np.where(rng.integers(0, 2, data.shape) == 0, rng.choice(odd, data.shape), usual)
     return tl.tensor(interpreter.TensorHandle(data, kind), tl.block_type(kind, list(shape)) if shape else kind)
 
 
-def outcome(function, *arguments, **more):
-    """What a call gives, in parts that can be compared; of one that fails what kind of mistake it is."""
+def outcome(function, signless, *arguments, **more):
+    """What a call gives, in parts that can be compared, zeros without their sign if asked for; of one that fails what
+    kind of mistake it is."""
     try:
         x = function(*arguments, **more)
     except Exception as error:  # whatever Triton says
@@ -64,12 +68,14 @@ def outcome(function, *arguments, **more):
     if not isinstance(x, tl.tensor):
         return x
     data = x.handle.data
+    if signless and data.dtype.kind == "f":
+        data = data + 0.0  # of -0.0 as of 0.0
     numbers = data.dtype, data.shape, data.tobytes()
     return str(x.type), str(x.dtype), [int(n.value) for n in x.shape], x.numel.value, str(x.handle.dtype), *numbers
 
 
 def assert_same(language, name, *arguments, **more):
-    own, quick = (outcome(functions[name], *arguments, **more) for functions in language)
+    own, quick = (outcome(functions[name], name in LARGER, *arguments, **more) for functions in language)
     assert own == quick, (name, arguments, more)
 
 
@@ -119,6 +125,7 @@ def test_casts(language):
         assert_same(language, "to", x, new)
         assert_same(language, "to", x, new, bitcast=True)
         assert_same(language, "to", x, new, None, True)
+        assert_same(language, "to", x, new, fp_downcast_rounding="rtne")
 
 
 def test_one_operand(language):

@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -97,8 +99,10 @@ def test_what_does_not_end_in_time_is_stopped_with_all_that_it_began(tmp_path):
             [],
             "one: found leats, name, run; accepted: name and run, and cards and least; see leats\n",
         ),
+        (FILE.replace('"both"', '"both/two"'), [], "found the name 'both/two'; accepted: one that a folder can have\n"),
+        (FILE.replace("cards = 2", "cards = 0"), [], "both: found cards below 1; accepted: 1 and more\n"),
     ],
-    ids=["only", "twice", "key"],
+    ids=["only", "twice", "key", "name", "cards"],
 )
 def test_what_is_wrong_with_a_file_is_said_before_anything_is_begun(tmp_path, file, more, says):
     (tmp_path / "device.toml").write_text(file)
@@ -109,10 +113,41 @@ def test_what_is_wrong_with_a_file_is_said_before_anything_is_begun(tmp_path, fi
     assert not (tmp_path / "at").exists()
 
 
-def test_a_folder_of_another_file_is_refused(tmp_path):
+def refused(folder: Path, file: str, *more: str) -> str:
+    """What is said of a run in the folder `at` that is not begun."""
+    (folder / "device.toml").write_text(file)
+    command = [*COMMAND, folder / "device.toml", "--out", folder, "--at", folder / "at", "--cards", "2", *more]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 1
+    return said.stderr
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
     """Its results would be taken for those of this one."""
     run_cards(tmp_path, "--limit", "20", "--wait", "20", "--only", "never")
-    (tmp_path / "device.toml").write_text(ENDLESS)
-    command = [*COMMAND, tmp_path / "device.toml", "--out", tmp_path, "--at", tmp_path / "at"]
-    said = subprocess.run(command, capture_output=True, text=True)
-    assert said.stderr == f"--at: found {tmp_path / 'at'}, where another file runs or ran; accepted: another folder\n"
+    ran = (
+        f"--at: found {tmp_path / 'at'}, where another file, or with '--only never --cards 2', runs or ran; accepted: "
+    )
+    assert refused(tmp_path, ENDLESS, "--only", "endless") == f"{ran}another folder\n"
+    assert refused(tmp_path, FILE, "--only", "wide") == f"{ran}another folder\n"
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    mine = tmp_path / "at" / "mine"
+    mine.mkdir(parents=True)
+    accepted = "which has other things; accepted: a folder that is empty or not there"
+    assert refused(tmp_path, FILE) == f"--at: found {tmp_path / 'at'}, {accepted}\n"
+    assert mine.exists()
+
+
+def test_a_run_that_is_killed_is_gone(tmp_path):
+    """Within the call that began it, too."""
+    (tmp_path / "device.toml").write_text(ENDLESS.replace("613", "20"))
+    where = ["--out", tmp_path, "--at", tmp_path / "at", "--cards", "1", "--wait", "60"]
+    call = subprocess.Popen([*COMMAND, tmp_path / "device.toml", *where], stdout=subprocess.PIPE, text=True)
+    driver = tmp_path / "at" / "driver"
+    while not (driver.exists() and driver.read_text()):
+        time.sleep(0.1)
+    os.kill(int(driver.read_text()), signal.SIGKILL)
+    assert call.communicate(timeout=30)[0].splitlines()[-1] == "it is gone"
+    assert call.returncode == 1

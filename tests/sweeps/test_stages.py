@@ -107,3 +107,11 @@ def test_what_the_files_of_stages_name_exists(name, monkeypatch):
         assert parse_tasks([what if kind == "tune" else words[words.index("--task") + 1]])
         if kind == "sweep":
             assert find_space(what).recipes()
+
+
+def test_chains_that_a_file_does_not_have_are_refused(tmp_path):
+    (tmp_path / "stages.toml").write_text(FILE)
+    command = [sys.executable, STAGES, tmp_path / "stages.toml", "--out", tmp_path, "--at", tmp_path / "at"]
+    said = subprocess.run([*command, "--only", "two"], capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (1, "--only: found two; accepted: one, broken\n")
+    assert not (tmp_path / "at").exists()

@@ -163,6 +163,18 @@ def test_what_is_not_decoded_is_one_line(pair, tmp_path, said, words):
         read_folder(folder, 32)
 
 
+@pytest.mark.parametrize("said", [None, "NVFP4", [1], {}])
+def test_a_file_of_modelopt_without_its_format_is_one_line(tmp_path, said):
+    folder = tmp_path / "m"
+    shutil.copytree(MADE / "modelopt-nvfp4", folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    with pytest.raises(ConfigError, match=r"hf_quant_config.json: quant_algo: found nothing; accepted: NVFP4"):
+        read_folder(folder, 32)
+
+
 CODES, SCALE, FACTOR = torch.zeros(4, 16, dtype=torch.uint8), torch.ones(4, 2), torch.ones(1)
 
 
@@ -171,6 +183,9 @@ CODES, SCALE, FACTOR = torch.zeros(4, 16, dtype=torch.uint8), torch.ones(4, 2), 
     [
         ({"a.weight_scale": None}, r"here: a\.weight_scale: found nothing; accepted: shape \[4, 2\]"),
         ({"a.weight_scale": SCALE.T}, r"a\.weight_scale: found 'shape \[2, 4\]'"),
+        ({"a.weight_scale": SCALE.to(torch.uint8)}, r"a\.weight_scale: found 'torch.uint8'; accepted: FP8"),
+        ({"a.weight": torch.ones(4, 32)}, r"a\.weight_packed: found 'a\.weight, too'; accepted: one of them"),
+        ({"a.weight_packed": CODES[:, :0]}, r"a\.weight_packed: found '0 inputs'"),
         ({"a.weight_global_scale": torch.ones(4)}, r"a\.weight_global_scale: found 'shape \[4\]'"),
         ({"a.weight_global_scale": torch.zeros(1)}, r"a\.weight_scale: found 'NaN or infinity'"),
         ({"a.weight_packed": CODES[:, :4]}, r"a\.weight_packed: found '8 inputs'; accepted: whole blocks of 16"),
