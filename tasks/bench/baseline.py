@@ -76,6 +76,7 @@ class EagerNumerics:
         b_dim: int,
         dtype: torch.dtype = torch.float32,
         out: Tensor | None = None,
+        made: None = None,
     ) -> Tensor:
         a, b = (a if a_dim == 2 else a.mT), (b if b_dim == 2 else b.mT)
         a, b = nvfp4(a.contiguous()), nvfp4(b.contiguous())
@@ -84,6 +85,10 @@ class EagerNumerics:
         else:
             product = torch.bmm(a, b.mT)
         return product if out is None else out.copy_(product)
+
+    def both_of_gradient(self, *_: object) -> tuple[()]:
+        """They are made apart."""
+        return ()
 
     def split(self, _layer: int) -> None:
         """There is one lane."""
