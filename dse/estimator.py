@@ -6,14 +6,12 @@ own dependence on x, with a surrogate of the derivative of its rounding. What ST
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from fp4dse.dse.record import Part, name_or_numbers
+from fp4dse.dse.record import Part, Positive, name_or_numbers
 from fp4dse.dse.scale import E8M0, FP32, Scale
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class STE(Part, frozen=True, tag_field="kind", tag="ste"):

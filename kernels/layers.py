@@ -75,9 +75,8 @@ class _QuantLinear(Function[Tensor]):
                 x = _columns(x, ctx.window, numerics, "fprop" if ctx.needs_forward_x else "wgrad", layer)
                 if ctx.needs_forward_x:
                     x, saved_x = numerics.requantize_x(layer, x)
-            both = numerics.both_of_gradient(layer, g, x, w) if all(ctx.needs_input_grad[:2]) else ()
-            of_dx, of_dw = both or (None, None)
-            both = ()  # that of wgrad is let go before the other product
+            wants_both = all(ctx.needs_input_grad[:2])
+            of_dx, of_dw = (wants_both and numerics.both_of_gradient(layer, g, x, w)) or (None, None)
             if ctx.needs_input_grad[1]:
                 to = None if ctx.destination is None or saved_w or codes is not None else ctx.destination.free
                 dw = numerics.gemm("wgrad", layer, g, 1, x, 1, out=to, made=of_dw)

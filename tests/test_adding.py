@@ -122,7 +122,7 @@ ADDED: dict[str, Edits] = {
     "estimator": {
         "dse/estimator.py": [
             (
-                "Positive = Annotated[float, msgspec.Meta(gt=0)]\n",
+                "from fp4dse.dse.scale import E8M0, FP32, Scale\n",
                 '\n\nclass Half(Part, frozen=True, tag_field="kind", tag="half"):\n    """One half beyond 1."""\n',
             ),
             ("\nRelaxation = STE", " | Half"),
