@@ -3,10 +3,10 @@
 Each class of recipes, by one recipe of it, is trained at rates a factor of two apart; the grid grows until no class has
 its best rate at an edge, and the rates beside the best are tried last. Then weight decay and clipping are tried at the
 best rate and at twice that. The resolution of the preset comes from other seeds: BF16, NVFP4 and MXFP4 at their rates.
-`--fresh 0` ends with the rates. Where the preset has a file, classes that are not tuned again keep their curves in it.
-`--jobs 8` trains populations in so many workers (worker.py) at a time, dealt out among the GPUs; what is finished in
-the folder of `--work` is not trained again, so that the same command goes on from there. `--lacking` leaves out presets
-whose file has all that is asked for already.
+`--fresh 0` ends with the rates, and `--numbers` adds weight decay and clipping to a file that ended there. Where the
+preset has a file, classes that are not tuned again keep their curves in it. `--jobs 8` trains populations in so many
+workers (worker.py) at a time, dealt out among the GPUs; what is finished in the folder of `--work` is not trained
+again, so that the same command goes on from there. `--lacking` leaves out presets whose file has all that is asked for.
 It needs the packages of a worker alone, so that it runs on any machine that trains.
 """
 
@@ -149,6 +149,34 @@ def tune(
     if not fresh:
         found = msgspec.structs.replace(found, curve=sorted(curve, key=_order))
         return merged(found, before) if before else found
+    curve += _numbers(trainer, found)
+    if before and not {"bf16", "forward"} & {*classes}:
+        return merged(msgspec.structs.replace(found, curve=curve), before)
+    later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
+    known = merged(found, before).rates if before else found.rates  # a class that stays is checked at its own rate
+    rates = {name: known.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
+    check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
+    found = msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
+    return merged(found, before) if before else found
+
+
+def add_numbers(trainer: Trainer, before: Tuned) -> Tuned:
+    """The findings of rates, with weight decay and clipping tried on the same seeds. ConfigError if they are of another
+    revision, length or device."""
+    task = trainer.task
+    for name, value in {"rev": task.rev, "steps": task.steps, "device": trainer.device}.items():
+        if value != (then := getattr(before, name)):
+            raise ConfigError(
+                name, value, f"{then}, as the file of {task.name}:{task.preset} has it, or tune its rates again"
+            )
+    own = [point for point in before.curve if point.is_own]
+    found = msgspec.structs.replace(before, curve=own)
+    return msgspec.structs.replace(found, curve=sorted(own + _numbers(trainer, found), key=_order))
+
+
+def _numbers(trainer: Trainer, found: Tuned) -> list[Point]:
+    """Other weight decays and clips at the best rate of a class and at twice that, on the seeds of the rates."""
+    task, recipes = trainer.task, representatives()
     decays = [None, *(decay for decay in DECAYS if decay != task.weight_decay)]
     clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
     others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
@@ -159,15 +187,7 @@ def tune(
         for times in (1, FACTOR)
         for decay, clip in others
     ]
-    curve += trainer.points(asked, chosen)
-    if before and not {"bf16", "forward"} & {*classes}:
-        return merged(msgspec.structs.replace(found, curve=curve), before)
-    later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
-    known = merged(found, before).rates if before else found.rates  # a class that stays is checked at its own rate
-    rates = {name: known.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
-    check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
-    found = msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
-    return merged(found, before) if before else found
+    return trainer.points(asked, found.seeds)
 
 
 def has_all(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: int, fresh: int) -> bool:
@@ -246,6 +266,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--classes", nargs="+", default=USUAL, choices=CLASSES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fresh", type=int, default=5)
+    parser.add_argument("--numbers", action="store_true", help="only weight decay and clipping, at the file's rates")
     parser.add_argument("--most", type=int, default=64, help="lanes that train together")
     parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
     parser.add_argument("--work", type=Path, help="folder of their jobs, from which the same command goes on")
@@ -259,11 +280,20 @@ def main(arguments: list[str] | None = None) -> None:
         named = data.partition("?")[0]
         file = asked.folder / file_name(one.name, one.preset, named)
         before = decode_json(file.read_bytes(), Tuned) if file.is_file() else None
-        if asked.lacking and before and has_all(before, one, asked.device, asked.classes, asked.seeds, asked.fresh):
+        if asked.numbers:
+            full = before is not None and not all(point.is_own for point in before.curve)
+        else:
+            full = before is not None and has_all(before, one, asked.device, asked.classes, asked.seeds, asked.fresh)
+        if asked.lacking and full and before:
             print(file, "has all of it:", before.rates, flush=True)
             continue
         trainer = Trainer(one, asked.device, asked.most, asked.jobs, asked.work)
-        found = tune(trainer, named, asked.classes, asked.seeds, asked.fresh, before)
+        if asked.numbers:
+            if before is None:
+                raise ConfigError("preset", text, f"one whose rates are tuned: {file} is not there")
+            found = add_numbers(trainer, before)
+        else:
+            found = tune(trainer, named, asked.classes, asked.seeds, asked.fresh, before)
         print(write(found, asked.folder), found.rates, flush=True)
 
 

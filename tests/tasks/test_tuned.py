@@ -19,7 +19,7 @@ from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
 from fp4dse.tasks.tuned.page import page, untuned
 from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
-from fp4dse.tasks.tuned.tune import Trainer, has_all, kept, main, merged, representatives, tune
+from fp4dse.tasks.tuned.tune import Trainer, add_numbers, has_all, kept, main, merged, representatives, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
 
 SHIPPED = all_tuned()
@@ -201,6 +201,29 @@ def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(
     assert [point for point in after.curve if point.of != "sgd-bf16"] == before.curve
     assert (after.check, after.fresh_seeds) == (before.check, before.fresh_seeds)
     assert after.curve == sorted(after.curve, key=lambda point: point.of)  # as a tuning of all would write it
+
+
+def test_weight_decay_and_clipping_are_added_at_the_rates_that_a_file_has(tmp_path, capsys):
+    asked = ["regression:smoke", "--seeds", "2", "--folder", str(tmp_path)]
+    with pytest.raises(ConfigError, match="preset: found 'regression:smoke'; accepted: one whose rates are tuned"):
+        main([*asked, "--numbers"])
+    main([*asked, "--fresh", "0", "--classes", "bf16", "forward", "sgd-bf16"])
+    [file] = tmp_path.iterdir()
+    before = decode_json(file.read_bytes(), Tuned)
+    main([*asked, "--numbers"])
+    after = decode_json(file.read_bytes(), Tuned)
+    assert [point for point in after.curve if point.is_own] == before.curve
+    others = {(p.of, p.lr, p.weight_decay, p.clip) for p in after.curve if not p.is_own}
+    rates = {of: {before.rates[of], 2 * before.rates[of]} for of in ("bf16", "forward")}
+    numbers = {(decay, clip) for decay in (None, 0.1, 0.3) for clip in (None, 1.0)} - {(None, None)}
+    assert others == {(of, lr, *pair) for of in rates for lr in rates[of] for pair in numbers}
+    at_once = tune(Trainer(get_task("regression", "smoke"), "cpu", 64), "", ["bf16", "forward"], seeds=2, fresh=1)
+    assert [p for p in after.curve if p.of != "sgd-bf16"] == at_once.curve
+    capsys.readouterr()
+    main([*asked, "--numbers", "--lacking"])
+    assert "has all of it" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"steps: found .*; accepted: 7, as the file of regression:smoke has it"):
+        add_numbers(Trainer(get_task("regression", "smoke"), "cpu", 64), msgspec.structs.replace(after, steps=7))
 
 
 def test_a_check_holds_each_recipe_at_the_rate_of_its_class_though_only_one_of_them_is_tuned_again():
