@@ -6,7 +6,7 @@ own and a tensor scale of its own, and the gradients add up to the mean's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,11 @@ def backward(
     inputs: Any,
     targets: Any,
     around: AbstractContextManager[Any] | None = None,
+    look: Callable[[Any, Any], None] | None = None,
 ) -> Tensor:
     """The task's mean loss [L], detached. The gradients are the optimizer's (`gradient`): those of loss scale · mean
-    loss, of which a teacher's distance may be a part. around: entered for the first part's forward pass."""
+    loss, of which a teacher's distance may be a part. around: entered for the first part's forward pass. look: called
+    with the outputs and targets of each part, but for plain torch modules."""
     if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
@@ -43,11 +45,20 @@ def backward(
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
         with numerics.temporarily(part=part):
             with around if around and not part else nullcontext():
-                loss, own = mean_losses(task, outputs(model, x, task.takes_bf16), y)
+                out = outputs(model, x, task.takes_bf16)
+                loss, own = mean_losses(task, out, y)
+            if look:
+                look(out, y)
+            del out
             scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
             contraction([scaled], [torch.full_like(scaled, 1 / parts)]).backward()  # a power of two: exact
         losses.append(own.detach())
-    return losses[0] if parts == 1 else sum(losses[1:], losses[0]) * (1 / parts)
+    return mean_of_parts(losses)
+
+
+def mean_of_parts(values: Sequence[Tensor]) -> Tensor:
+    """The mean of one or more tensors of the same shape, of a power of two of them exact but for the sum."""
+    return values[0] if len(values) == 1 else sum(values[1:], values[0]) * (1 / len(values))
 
 
 def outputs(model: nn.Module, inputs: Any, as_they_are: bool = False) -> Any:

@@ -38,13 +38,18 @@ class Experience(Protocol):
     """The samples of a population's lanes, made anew every `every` steps and learned from in between.
 
     error      float32 [L], the share of the last samples that failed: it stands where other tasks have a training loss
+    recorded   name -> float32 [L], statistics of the last samples
+    observes   names of what `observed` has
     fallbacks  sentences for paths that were wanted and not taken, beside those of the training's own
 
-    Tensors keep their place, so that captured steps find them.
+    What `recorded` and `observes` name costs next to nothing beside training, and is recorded at every step. Tensors
+    keep their place, so that captured steps find them.
     """
 
     every: int
     error: Tensor
+    recorded: dict[str, Tensor]
+    observes: tuple[str, ...]
     fallbacks: tuple[str, ...]
 
     def collect(self) -> None:
@@ -57,8 +62,12 @@ class Experience(Protocol):
         """The batch of the present step for a pass of BF16 products, each sample with the weight that it has in the
         trainer's own pass: the two gradients differ by what products make of them alone."""
 
+    def observed(self, out: Any, targets: Any) -> dict[str, Tensor]:
+        """Name -> float32 [L], of outputs and targets of a batch, or a part of one, that is learned from now. A batch
+        in parts has the mean of its parts."""
+
     def statistics(self) -> dict[str, Tensor]:
-        """Name -> float64 [L], of the present samples and step, for the record."""
+        """Name -> float64 [L], of the present samples and step, for the record: what takes passes of its own."""
 
     def examine(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics of held-out samples x, y, [L, n] each, as the numerics stand."""

@@ -7,7 +7,8 @@ whose loss or gradient becomes NaN or Inf is frozen at that step; its neighbours
     population   tensors of running lanes and the step, captured as CUDA graphs
     batches      which samples a step takes
     loss_record  the training losses
-    recorder     what is recorded of some steps
+    recorder     what is recorded of some steps, or of all
+    recent       numbers of the last steps, on the device
     weight_errors  the errors of the weights that sample
     kept         the bytes that the forward pass keeps for the backward pass
     evaluation   the held-out data, and what became of a lane

@@ -115,7 +115,7 @@ def is_bf16_forward(population: Population) -> bool:
 def final_results(population: Population) -> list[LaneResult]:
     """Results of all lanes after the last step."""
     p, steps = population, population.task.steps
-    p.record.fetch(steps, p.diverged)
+    p.fetch(steps)
     val_loss, metrics = evaluate(p)
     in_bf16 = val_loss if is_bf16_forward(p) else evaluate(p, "bf16")[0]
     of_merged = _loss_merged(p) if has_factors(p.model) else None

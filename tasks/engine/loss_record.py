@@ -1,7 +1,7 @@
 """Record of the training losses: for each lane the least, the mean of the last tenth and a log-spaced curve.
 
-The step writes its losses into a short buffer on the device, which is fetched when it is full, so that no step waits
-for the device and a training of a million steps needs no tensor of a million rows.
+The step writes its losses into a short buffer on the device (recent.py), which is fetched when it is full, so that a
+training of a million steps needs no tensor of a million rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-BUFFERED_STEPS = 256
-"""Steps whose losses stay on the device."""
+from fp4dse.tasks.engine.recent import Recent
 
 CURVE_POINTS = 64
 
@@ -32,43 +31,37 @@ class LossRecord:
         self.points = curve_steps(steps)
         self.tail = max(1, round(FINAL_TAIL * steps))
         self.steps = steps
-        self.recent = torch.zeros(BUFFERED_STEPS, lanes, device=device)
+        self.recent = Recent((lanes,), device)
         self.least = torch.full((lanes,), torch.inf)
         self.last = torch.zeros(lanes, dtype=torch.float64)  # sum over the last steps
         self.curve = torch.full((lanes, len(self.points)), torch.nan)
         self.rungs = list(rungs)
         self.sums = torch.zeros(lanes, len(self.rungs), dtype=torch.float64)  # over the tail before each rung
-        self.fetched = 0  # steps
 
     def write(self, step: Tensor, losses: Tensor) -> None:
         """Remember the losses [L] of a step, int64 scalar on the device."""
-        self.recent.index_copy_(0, (step % BUFFERED_STEPS).view(1), losses[None])
-
-    def is_full(self, done: int) -> bool:
-        """True if the losses must be fetched after `done` steps."""
-        return done - self.fetched >= BUFFERED_STEPS
+        self.recent.write(step, losses)
 
     def fetch(self, done: int, diverged: Tensor) -> None:
         """Take in what was written until `done` steps were done; diverged: int64 [L], the step or -1. Waits."""
-        steps = torch.arange(self.fetched, done)
-        if not len(steps):
+        before = self.recent.fetched
+        if done <= before:
             return
-        ended = torch.where(diverged < 0, self.steps, diverged).cpu()
-        losses = torch.where(steps[:, None] < ended, self.recent.cpu()[steps % BUFFERED_STEPS], torch.nan)  # [n, L]
+        steps, ended = torch.arange(before, done), torch.where(diverged < 0, self.steps, diverged).cpu()
+        losses = torch.where(steps[:, None] < ended, self.recent.take(done), torch.nan)  # [n, L]
         self.least = torch.fmin(self.least, losses.nan_to_num(torch.inf).amin(0))
-        for row in losses[max(0, self.steps - self.tail - self.fetched) :].double():  # in order, whatever the buffer
+        for row in losses[max(0, self.steps - self.tail - before) :].double():  # in order, whatever the buffer
             self.last += row
         for n, rung in enumerate(self.rungs):
-            for row in losses[max(0, rung - tail_of(rung) - self.fetched) : max(0, rung - self.fetched)].double():
+            for row in losses[max(0, rung - tail_of(rung) - before) : max(0, rung - before)].double():
                 self.sums[:, n] += row
         for n, point in enumerate(self.points):
-            if self.fetched <= point < done:
-                self.curve[:, n] = losses[point - self.fetched]
-        self.fetched = done
+            if before <= point < done:
+                self.curve[:, n] = losses[point - before]
 
     def now(self, step: int) -> Tensor:
         """The losses [L] of one of the last steps."""
-        return self.recent[step % BUFFERED_STEPS]
+        return self.recent.of(step)
 
     def until(self, rung: int) -> list[float | None]:
         """Mean loss of each lane over the tail of the steps before a rung; None where it has diverged."""
@@ -83,7 +76,7 @@ class LossRecord:
         """Go on after `done` steps."""
         names = "least", "last", "curve", "sums"
         self.least, self.last, self.curve, self.sums = (state[name].cpu().clone() for name in names)
-        self.fetched = done
+        self.recent.fetched = done
 
 
 def tail_of(rung: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,14 +16,14 @@ from fp4dse.dse.training import Coreset
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.kernels.ops.max_abs import max_abs
-from fp4dse.tasks.backward import backward
+from fp4dse.tasks.backward import backward, mean_of_parts
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches, gather_samples
 from fp4dse.tasks.engine.coresets import Coresets
 from fp4dse.tasks.engine.graphs import Graphs
 from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.loss_record import LossRecord
-from fp4dse.tasks.engine.recorder import Recorder, measure, recorded_steps
+from fp4dse.tasks.engine.recorder import GRADIENT_NORM, Recorder, measure, recorded_steps
 from fp4dse.tasks.engine.weight_errors import WeightErrors
 from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.job import Lane, number
@@ -40,7 +40,7 @@ from fp4dse.tasks.teacher import Teacher
 class Population:
     """One or more lanes of one task, trained in lock-step. `state` is all that a lane's further training depends on.
 
-    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see LossRecord.
+    record: whether to record what recorder.py names. rungs: see LossRecord.
     """
 
     def __init__(
@@ -104,7 +104,8 @@ class Population:
         if any(recipe.training.distill for recipe in recipes):
             self.teacher = Teacher(task, [r.training.distill for r in recipes], self.start, self.seed_index)
         self.coresets = self._coresets([recipe.training.coreset for recipe in recipes])
-        self.recorder = Recorder(task.steps, task.rolls_out) if self.records else None
+        each = [*self.experience.recorded, *self.experience.observes, GRADIENT_NORM] if self.experience else ()
+        self.recorder = Recorder(task.steps, each, len(lanes), device) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, recorded_steps(task.steps) if self.recorder else ())
         self.weight_errors = WeightErrors(self.model, self.numerics) if self.recorder and task.rolls_out else None
         self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)
@@ -128,7 +129,7 @@ class Population:
         Weights and buffers of the model (a persistent buffer has the lane axis first), state of the optimizer and of
         the quantizers, and which lanes are alive. The tensors are the population's own. Waits for the device.
         """
-        self.record.fetch(done, self.diverged)
+        self.fetch(done)
         parts = {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state(),
@@ -162,7 +163,7 @@ class Population:
         self.numerics.load_state({name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
         self.record.load_state(parts["record"], done)
         if self.recorder:
-            self.recorder.load_state(parts.get("recorded", {}))
+            self.recorder.load_state(parts.get("recorded", {}), done)
         if self.experience:
             self.experience.load_state(parts["experience"])
         if self.weight_errors:
@@ -185,7 +186,7 @@ class Population:
     def copies(self, position: int, seeds: Sequence[int]) -> Population:
         """A population apart, each of whose lanes stands where the one at this position stands now, and takes the same
         batches. seeds: one a copy, of its quantizers' random bits; the lane keeps its own."""
-        chosen, done = torch.full((len(seeds),), position, device=self.device), self.record.fetched
+        chosen, done = torch.full((len(seeds),), position, device=self.device), self.record.recent.fetched
         state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
         other = copy.copy(self)
         other.fallbacks = []
@@ -255,7 +256,8 @@ class Population:
         with the number of the next."""
         self.make_room()
         tensors = [*self.model.state_dict().values(), *self.optimizer.state().values()]
-        tensors += [self.alive, self.diverged, self.record.recent]
+        tensors += [self.alive, self.diverged, self.record.recent.values]
+        tensors += [self.recorder.recent.values] if self.recorder else []
         before, kept = [value.clone() for value in tensors], copy.deepcopy(self.numerics.state())
         ramped.restart(self.optimizer.kept)
         for step in steps:
@@ -308,8 +310,13 @@ class Population:
     def _step(self) -> None:
         step = self.numerics.step
         around = self._keeping() if self.kept_bytes is None else None
-        loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch(), around)  # [L]
+        seen: list[dict[str, Tensor]] = []
+        observed = self.experience.observed if self.experience and self.recorder else None
+        look = (lambda *of: seen.append(observed(*of))) if observed else None
+        loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch(), around, look)  # [L]
         gradient = self.optimizer.gradient()
+        if observed:
+            self._record(seen, gradient)
         largest = max_abs(gradient)
         finite = loss - loss == largest - largest  # zero where finite, else NaN, which equals nothing
         kept = finite  # a step that is left out for a smaller loss scale ends no lane
@@ -319,6 +326,20 @@ class Population:
         self.alive.logical_and_(kept)
         self.optimizer.step(gradient, self.alive & finite if kept is not finite else self.alive, step.view(1))
         self.record.write(step, self.experience.error if self.experience else loss)
+
+    def _record(self, seen: Sequence[Mapping[str, Tensor]], gradient: Tensor) -> None:
+        """Write down what the present step has: what was observed of each part of the batch, and of the samples."""
+        assert self.recorder
+        assert self.experience
+        found = {name: mean_of_parts([of[name] for of in seen]) for name in self.experience.observes}
+        found |= self.experience.recorded | {GRADIENT_NORM: self.optimizer.norm(gradient)}
+        self.recorder.write(self.numerics.step, found)
+
+    def fetch(self, done: int) -> None:
+        """Take in what the first `done` steps wrote on the device. Waits for it."""
+        self.record.fetch(done, self.diverged)
+        if self.recorder:
+            self.recorder.fetch(done)
 
     def _of_experience(self) -> dict[str, Tensor]:
         """Statistics of the present samples, and metrics of the first held-out data: name -> float64 [L]."""

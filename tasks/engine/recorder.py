@@ -1,4 +1,5 @@
-"""Measurements that a training records on request, at log-spaced steps, for each lane.
+"""Measurements that a training records on request, for each lane: what costs passes at log-spaced steps, what a
+training that learns from its samples has anyway (Experience.each, and the norm of the gradient) at every step.
 
     gradient_norm, gradient_norm/LAYER   ‖g‖, g the gradient that the step uses (of LAYER's weight)
     gnr, gnr/LAYER                       ρ = ‖∇L‖ / (σ_q √d), the gradient-to-noise ratio of arXiv 2505.19115: σ_q is
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from fp4dse.dse import SHARED
 from fp4dse.kernels import LaneNumerics, lane_sum
 from fp4dse.tasks.backward import backward
+from fp4dse.tasks.engine.recent import Recent
 from fp4dse.tasks.job import number
 from fp4dse.tasks.optimizers import LaneOptimizer
 from fp4dse.tasks.optimizers.learned import Learned
@@ -39,7 +41,10 @@ LEAST_APART = 8
 BLOCK = re.compile(r"^blocks\.\d+(?=\.)")
 """The block in the name of a parameter."""
 STEP = "step"
-"""Name under which the steps stand, counted from one."""
+"""Name under which the steps stand, counted from one; with /NAME behind it, those of a NAME that has others."""
+EACH = "each"
+"""In a state, what is before the name of a series of every step."""
+GRADIENT_NORM = "gradient_norm"
 
 
 def recorded_steps(steps: int) -> set[int]:
@@ -74,7 +79,7 @@ def measure(
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "place")}
     for name, (own, plain, noise) in {"": totals, **{name: squares[f"{name}.weight"] for name in layers}}.items():
         end = f"/{name}" if name else ""
-        out[f"gradient_norm{end}"], out[f"gnr{end}"] = own.sqrt(), (plain / noise).sqrt()
+        out[f"{GRADIENT_NORM}{end}"], out[f"gnr{end}"] = own.sqrt(), (plain / noise).sqrt()
     out |= {f"{key}/{slot}": share[key] for slot, share in lost.items() for key in ("clipped", "flushed")}
     if in_bf16 is not None:
         with numerics.temporarily(training=False, evaluation="bf16"):
@@ -121,40 +126,67 @@ def _square(x: Tensor) -> Tensor:
 
 
 class Recorder:
-    """Measurements so far. `steps`: indices of the steps at which to measure.
+    """Records of L lanes so far. `steps`: indices of the steps at which to measure.
 
-    regularly: also every twentieth of the steps.
+    each: names of what a step writes itself; with any, also every twentieth of the steps is measured.
     """
 
-    def __init__(self, steps: int, regularly: bool = False) -> None:
-        self.steps = recorded_steps(steps)
-        if regularly:
+    def __init__(
+        self, steps: int, each: Sequence[str] = (), lanes: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        self.steps, self.each = recorded_steps(steps), list(each)
+        if each:
             every = max(LEAST_APART, round(steps / 20))
             self.steps |= set(range(every - 1, steps, every))
         self.rows: list[tuple[int, dict[str, Tensor]]] = []
+        self.recent = Recent((lanes, len(self.each)), device)
+        self.series = torch.zeros(lanes, 0, len(self.each))
+        """float32 [L, n, names]: of the last n of the steps that were fetched."""
 
     def add(self, step: int, measured: Mapping[str, Tensor]) -> None:
-        """Take in what `measure` found at step index `step`."""
-        self.rows.append((step, {name: value.cpu() for name, value in measured.items()}))
+        """Take in what `measure` found at step index `step`, but for what steps write themselves."""
+        self.rows.append((step, {name: value.cpu() for name, value in measured.items() if name not in self.each}))
+
+    def write(self, step: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Remember what a step has, int64 scalar on the device: a number [L] for each name of `each`."""
+        self.recent.write(step, torch.stack([values[name] for name in self.each], dim=1))
+
+    def fetch(self, done: int) -> None:
+        """Take in what was written until `done` steps were done. Waits."""
+        if self.each and self.recent.fetched < done:
+            self.series = torch.cat([self.series, self.recent.take(done).transpose(0, 1)], dim=1)
 
     def of_lane(self, lane: int, ended: int | None) -> dict[str, list[float | None]]:
-        """Name -> values, one for each entry of `step`; None where there is no number. ended: the step index at which
-        the lane diverged; what was measured after it is left out."""
+        """Name -> values, one for each entry of `step/NAME`, or of `step` where there is none such; None where there is
+        no number. ended: the step index at which the lane diverged; what was recorded after it is left out."""
         rows = [(step, row) for step, row in self.rows if ended is None or step < ended]
-        names = dict.fromkeys(name for _, row in rows for name in row)
+        names = [name for name in dict.fromkeys(name for _, row in rows for name in row) if name not in self.each]
         out: dict[str, list[float | None]] = {STEP: [float(step + 1) for step, _ in rows]}
-        return out | {
-            name: [number(row[name][lane].item()) if name in row else None for _, row in rows] for name in names
-        }
+        out |= {name: [number(row[name][lane].item()) if name in row else None for _, row in rows] for name in names}
+        steps = range(self.recent.fetched - self.series.shape[1], self.recent.fetched)
+        steps = range(steps.start, steps.stop if ended is None else max(steps.start, min(ended, steps.stop)))
+        for n, name in enumerate(self.each):
+            before = [(step, row[name][lane].item()) for step, row in rows if name in row]  # of an older version
+            found = [*before, *zip(steps, self.series[lane, :, n].tolist(), strict=False)]
+            out[name] = [number(value) for _, value in found]
+            out[f"{STEP}/{name}"] = [float(step + 1) for step, _ in found]
+        return out
 
     def state(self) -> dict[str, Tensor]:
-        """All of it as tensors [L, …], by step index and name."""
-        return {f"{step}/{name}": value for step, row in self.rows for name, value in row.items()}
+        """All of it that was fetched as tensors [L, …], by step index and name."""
+        out = {f"{step}/{name}": value for step, row in self.rows for name, value in row.items()}
+        return out | {f"{EACH}/{name}": self.series[:, :, n] for n, name in enumerate(self.each)}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned, perhaps for fewer lanes."""
+    def load_state(self, state: Mapping[str, Tensor], done: int) -> None:
+        """Go on after `done` steps from what `state` returned, perhaps for fewer lanes. What an older version wrote has
+        no series of every step: they begin here, behind what it measured."""
         rows: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
             step, name = key.split("/", 1)
-            rows.setdefault(int(step), {})[name] = value.cpu()
+            if step != EACH:
+                rows.setdefault(int(step), {})[name] = value.cpu()
         self.rows = sorted(rows.items())
+        names = [f"{EACH}/{name}" for name in self.each]
+        if names and names[0] in state:
+            self.series = torch.stack([state[name].cpu() for name in names], dim=2)
+        self.recent.fetched = done

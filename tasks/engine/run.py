@@ -56,7 +56,7 @@ def train(
 
     `report` is called about every `every_s` seconds.
 
-    record      whether to measure gradients and slots at log-spaced steps (see recorder.py)
+    record      whether to record what recorder.py names
     pruning     at which rungs lanes are dropped, and which ones
     checkpoint  a file that is written every `save_every_s` seconds, and from which training resumes if it exists.
                 ConfigError if it belongs to another training
@@ -151,8 +151,8 @@ class Run:
         done = self.progress.done
         if done in self.rungs:
             self._rung(self.rungs[done])
-        elif self.population.record.is_full(done):
-            self.population.record.fetch(done, self.population.diverged)
+        elif self.population.record.recent.is_full(done):
+            self.population.fetch(done)
             self._drop_diverged(done)
 
     def losses(self) -> list[float | None]:
@@ -178,7 +178,7 @@ class Run:
     def _rung(self, rung: Rung) -> None:
         """Drop the diverged lanes, and of the others all but those that `keep_lanes` chooses."""
         population, members = self.population, self.progress.members
-        population.record.fetch(rung.step, population.diverged)
+        population.fetch(rung.step)
         dead = self._dead()
         lanes = [self.lanes[i] for i in members]
         chosen = self.pruning.keep_lanes(

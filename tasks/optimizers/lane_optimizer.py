@@ -161,6 +161,10 @@ class LaneOptimizer:
         """Factors of the losses now, [L]; None where all are one and stay."""
         return self.scaling.scale
 
+    def norm(self, gradient: Tensor) -> Tensor:
+        """‖g‖ of each lane, float32 [L], of gradient [L, P]."""
+        return sqrt(self.learned.square_sum(gradient))
+
     @torch.no_grad()
     def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
         """One update of the lanes that are alive (bool [L]) and not frozen, by gradient [L, P], of `gradient()`; the
@@ -184,7 +188,7 @@ class LaneOptimizer:
             :, :, None
         ]
         if self.clip is not None:
-            norm = sqrt(self.learned.square_sum(gradient))[:, None]
+            norm = self.norm(gradient)[:, None]
             gradient = gradient * torch.where(norm > self.clip, self.clip / norm, 1.0)
         if self.kind is AdamW:
             self._adamw(gradient, alive, lr_factor, numbers)

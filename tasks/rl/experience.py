@@ -61,9 +61,13 @@ class Rollouts:
     """The experience of the lanes of a population (tasks/experience.py). numerics: the trainer's.
 
     Buffers hold a rollout of B = prompts · samples answers of T tokens: `answers` and `inputs` (what the trainer
-    reads: the prompt and all tokens but the last), the experts that these went to, and the fields of Target; recorded
-    [L, …] are the statistics.
+    reads: the prompt and all tokens but the last), the experts that these went to, and the fields of Target. recorded,
+    float32 [L] each, of all answers of the last rollout: `reward`, `length` in tokens, `entropy` of what tokens were
+    drawn from, and `mismatch_kl`, KL(rollout, trainer) on the tokens that are learned from, in nats a token;
+    `informative`, the share of problems whose answers differ in their rewards, with dynamic sampling.
     """
+
+    observes: tuple[str, ...] = ("ratios_clipped",)
 
     def __init__(self, plan: Plan, model: nn.Module, numerics: LaneNumerics, draws: Draws) -> None:
         assert isinstance(model, Decoder)
@@ -234,29 +238,26 @@ class Rollouts:
         return Routed(tokens, torch.where(self.replays, routes, -1))
 
     @torch.no_grad()
-    def statistics(self) -> dict[str, Tensor]:
-        """Of the last rollout: `reward`, `length` of answers in tokens, `entropy` of what tokens were drawn from, and
-        `mismatch_kl`, KL(rollout, trainer) on the tokens that are learned from, in nats a token; `informative`, the
-        share of problems whose answers differ in their rewards, with dynamic sampling. Of the present minibatch:
-        `ratios_clipped`, the share of its tokens whose ratio is beyond its bound: nothing is learned of them. With
-        experts `rerouted`, of the first minibatch: the share of the rollout's choices of experts that the trainer's
-        routers would not make now, whether they are replayed or not."""
-        inputs, target = self.batch()
-        log_p = self._log_p_now(inputs, target)
-        clipped = lane_mean(is_clipped(log_p, target, self.plan.clip).to(torch.float32) * target.share)
-        found = self.recorded | {"ratios_clipped": clipped} | ({} if self.routes is None else self._rerouted())
-        return {name: value.double() for name, value in found.items()}
+    def observed(self, out: tuple[Tensor, Tensor], target: Target) -> dict[str, Tensor]:
+        """`ratios_clipped`, the share of a minibatch's tokens whose ratio is beyond its bound: nothing is learned of
+        them."""
+        log_p = log_probability(out[0].detach(), target.tokens)
+        clipped = is_clipped(log_p, target, self.plan.clip).to(torch.float32) * target.share
+        return {"ratios_clipped": lane_mean(clipped)}
 
-    def _rerouted(self) -> dict[str, Tensor]:
-        """`rerouted`, [L]."""
-        assert self.routes is not None
+    @torch.no_grad()
+    def statistics(self) -> dict[str, Tensor]:
+        """With experts `rerouted`, of the first minibatch: the share of the rollout's choices of experts that the
+        trainer's routers would not make now, whether they are replayed or not."""
+        if self.routes is None:
+            return {}
         part = self._parts()[0]
         with self.numerics.temporarily(training=False), noting(self.model) as noted:
             outputs(self.model, self._read(part))
         routes = self.routes[:, part].flatten(1, 2)  # [L, M, depth, k]
         own = torch.stack(noted, dim=2)
         lost = (routes[..., None] != own[..., None, :]).all(dim=-1)
-        return {"rerouted": lane_mean(lost.to(torch.float32))}
+        return {"rerouted": lane_mean(lost.to(torch.float32)).double()}
 
     @torch.no_grad()
     def examine(self, x: Tensor, _y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -89,7 +89,7 @@ def test_every_epoch_is_a_new_permutation(monkeypatch):
 def test_a_million_steps_take_little_memory():
     batches = Batches([0, 1], n=1000, batch=100, steps=10**6, device="cpu")
     assert batches.rows.nbytes < 2**25
-    assert LossRecord(10**6, 2, "cpu").recent.nbytes < 2**12
+    assert LossRecord(10**6, 2, "cpu").recent.values.nbytes < 2**12
 
 
 def test_curves_are_log_spaced_and_hold_both_ends():

@@ -99,5 +99,5 @@ def test_what_was_recorded_survives_a_checkpoint_and_the_loss_of_lanes():
     recorder, again = Recorder(6), Recorder(6)
     recorder.add(0, measured)
     recorder.add(1, measured)
-    again.load_state({name: value[[1]] for name, value in recorder.state().items()})
+    again.load_state({name: value[[1]] for name, value in recorder.state().items()}, 2)
     assert again.of_lane(0, None) == recorder.of_lane(1, None)

@@ -14,7 +14,8 @@ from fp4dse.kernels import native
 from fp4dse.kernels.quant.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
-from fp4dse.tasks.engine.loss_record import BUFFERED_STEPS, LossRecord
+from fp4dse.tasks.engine.loss_record import LossRecord
+from fp4dse.tasks.engine.recent import BUFFERED_STEPS
 from fp4dse.tasks.job import Rung
 
 STATEFUL = [

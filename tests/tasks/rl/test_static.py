@@ -44,7 +44,7 @@ class Static(TorchDispatchMode):
         return out
 
 
-def population(asked, preset="smoke", replay="none"):
+def population(asked, preset="smoke", replay="none", record=False):
     smoke = get_task("rl", preset)
     plan = replace(_PRESETS[preset].plan, asked=asked)
     task = replace(smoke, pretrain=None, experience=partial(smoke.experience.func, plan))
@@ -54,7 +54,7 @@ def population(asked, preset="smoke", replay="none"):
         Training(rollout=mxfp4, tis=2.0, noise=NOISE_NAMES["qerl"], replay=replay),
         Training(rollout=replace(mxfp4, kv_cache=QUANTIZERS["fp8-row"]), noise=NOISE_NAMES["weights"]),
     ]
-    return Population(task, [Lane(replace(bf16, training=of), 1e-3, 1) for of in trainings], "cpu")
+    return Population(task, [Lane(replace(bf16, training=of), 1e-3, 1) for of in trainings], "cpu", record)
 
 
 @pytest.fixture
@@ -82,6 +82,22 @@ def test_a_rollout_has_no_number_and_no_shape_by_content(of):
             found.experience.batch()
         seen.append(watched.shapes)
     assert len(seen[0]) > 100
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.usefixtures("without_native_code")
+def test_nor_has_what_a_step_records():
+    found = population(1, record=True)
+    found.train_step(0)
+    seen = []
+    for step in (1, 3):
+        found._enter(step)
+        inputs, target = found._batch()
+        out, gradient = found.model(inputs), torch.ones_like(found.optimizer.flat)
+        with Static() as watched:
+            found._record([found.experience.observed(out, target)] * 2, gradient)
+        seen.append(watched.shapes)
+    assert "index_copy_" in dict(seen[0])
     assert seen[0] == seen[1]
 
 
