@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fp4dse.results.report.curves import MOST
@@ -15,6 +16,7 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.page import plot
 from fp4dse.results.report.panel import Panel, where_any
 from fp4dse.results.stats.paired import at_best_lr, outcomes
+from fp4dse.results.stats.recorded import at_common_steps, steps_of
 from fp4dse.results.stats.stages import screened
 
 SERIES = {
@@ -34,7 +36,8 @@ QUERIES = (
 )
 ABOUT = f"""Reward, divergence and entropy (nats a token) of the last rollout before a step, and the error of the
 rollout's weights relative to the weights, in parts that add up to it with their cross terms; of BF16 and of up to
-{MOST} recipes on the front, the cheapest first, at their best learning rates. Lines are means over seeds."""
+{MOST} recipes on the front, the cheapest first, at their best learning rates. Lines are means over seeds, at the steps
+that all of these lanes recorded."""
 
 
 def curves(found: Findings) -> str:
@@ -51,12 +54,15 @@ def recorded(found: Findings) -> pd.DataFrame:
     runs = screened(found.runs)
     chosen = runs[at_best_lr(outcomes(runs)) & runs["config_id"].isin(list(names)) & runs["status"].eq("done")]
     of_run = chosen.set_index("run_id")["config_id"]
+    stored = {run_id: of for run_id, of in found.store.recorded(list(of_run.index)).items() if "reward" in of}
+    arrays = [{name: np.array(values, float) for name, values in of.items()} for of in stored.values()]
     lines = [
         (of_run[run_id], name, step, value)
-        for run_id, of in found.store.recorded(list(of_run.index)).items()
+        for run_id, of in zip(stored, at_common_steps(arrays, [True] * len(arrays), SERIES.__contains__), strict=True)
         for name in SERIES
-        for step, value in zip(of["step"], of.get(name, []), strict=False)
-        if "reward" in of and value is not None
+        if name in of
+        for step, value in zip(steps_of(of, name), of[name], strict=True)
+        if np.isfinite(value)
     ]
     long = pd.DataFrame(lines, columns=["config_id", "name", "step", "mean"])
     long = long.groupby(["config_id", "name", "step"], sort=False)["mean"].mean().reset_index()

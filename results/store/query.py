@@ -60,8 +60,10 @@ CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FR
 
 RECORDED_VIEW = """
 CREATE TEMP VIEW recorded AS
-    SELECT run_id, series.key AS name, unnest(recorded['step'])::INT AS step, unnest(series.value) AS value
-    FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows) WHERE series.key <> 'step'
+    SELECT run_id, series.key AS name,
+        unnest(coalesce(recorded['step/' || series.key], recorded['step']))::INT AS step, unnest(series.value) AS value
+    FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows)
+    WHERE series.key <> 'step' AND NOT starts_with(series.key, 'step/')
 """
 
 

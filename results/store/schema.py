@@ -3,7 +3,8 @@
 Parquet readers drop or retype columns that only some files have, without a word. With one schema stated in code a
 column that a file lacks reads as null and nothing else can happen. Two rules keep stores readable for years: a new
 column raises SCHEMA_VERSION (so that an older program refuses instead of dropping it), and no column ever changes
-its type.
+its type. 17 has the columns of 16; its `recorded` may have steps of a series apart, which an older program would take
+for a series.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead, rollout_overhead
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -199,7 +200,8 @@ BY_NAME: dict[str, Column] = {
     "pictures": Column(pa.map_(TEXT, pa.binary()), "PNG files by name"),
     "recorded": Column(
         pa.map_(TEXT, pa.list_(REAL)),
-        "gradient norms, noise ratios, errors and lost shares at log-spaced steps, if asked for (`sweep --record`)",
+        "gradient norms, noise ratios, errors and lost shares at the log-spaced steps `step`, and series NAME of other "
+        "steps, `step/NAME`: what a rollout and an update have anyway, at every step; if asked for (`sweep --record`)",
     ),
 }
 """Read only by `store.by_name`: what a task measures, draws and records beyond its loss and its first metric."""

@@ -316,8 +316,9 @@ def factorial(store, effects):
     """(number, effect) -> the effect in each seed, of logarithms where the page has ratios; and geometric means of the
     cell without a fix, by number."""
     recorded = store.sql(
-        "SELECT recipe_label, seed, step, name, value FROM recorded JOIN runs USING (run_id) WHERE preset = 'small' "
-        "AND lr = 2.4e-4 AND (name LIKE 'gradient_error%' OR name = 'mismatch_kl')"
+        "SELECT recipe_label, seed, step, name, value FROM recorded JOIN runs USING (run_id) "
+        "SEMI JOIN (SELECT run_id, step FROM recorded WHERE name = 'accuracy') USING (run_id, step) "
+        "WHERE preset = 'small' AND lr = 2.4e-4 AND (name LIKE 'gradient_error%' OR name = 'mismatch_kl')"
     )
     rows = store.sql("SELECT * FROM runs WHERE preset = 'small' AND lr = 2.4e-4")
     rows = rows.assign(accuracy=100 * rows["val_metric"], bf16=100 * (1 - rows["val_loss_bf16"]))
@@ -440,6 +441,7 @@ def test_what_each_part_of_the_error_does_is_what_the_store_says(page, store, ef
     gaps = gaps.set_index("recipe_label")
     lanes = store.sql(
         "SELECT recipe_label, seed, ln(avg(value)) AS kl FROM recorded JOIN runs USING (run_id) "
+        "SEMI JOIN (SELECT run_id, step FROM recorded WHERE name = 'accuracy') USING (run_id, step) "
         "WHERE preset = 'small' AND lr = 2.4e-4 AND name = 'mismatch_kl' GROUP BY ALL HAVING avg(value) > 1e-9"
     ).pivot(index="recipe_label", columns="seed", values="kl")
     by = store.sql("FROM rollout_numbers WHERE preset = 'small'").set_index(["label", "number"])

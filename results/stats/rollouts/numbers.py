@@ -20,12 +20,15 @@ takes this off, by an analysis of covariance of two lanes i, this one and BF16's
 with slopes that the two share; the number is lane[i] + b1 · r + b2 · r², r and r² being BF16's means. So it depends on
 these two lanes and on no other that a store may have, and BF16's own is its mean entropy. A lane has none where BF16 of
 its seed and rate has no records or diverged.
+
+The recorded steps of a number are those at which all lanes of a setting recorded it (results/stats/recorded.py): beside
+lanes of an older version, which recorded rewards, entropies and divergences at some thirty steps, those that recorded
+them at every step count at these alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -34,6 +37,7 @@ from numpy.typing import NDArray
 from fp4dse.results.stats.estimates.intervals import mean_interval
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, at_best_lr, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.recorded import Series, at_common_steps, is_series, steps_of
 from fp4dse.results.stats.stages import screened
 
 RECORDED_READ = ("recorded", "recipe")
@@ -59,7 +63,8 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     the module), seeds, value (mean over seeds; geometric of gradient_error), low, high (95 %; NaN with one seed), pairs
     (seeds that BF16 has at that rate, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %),
     p (of it against zero); NaN where all seeds tie. A difference of gradient_error would be ln of a ratio, which BF16,
-    whose error is 0, is not part of: NaN. No line where nothing was recorded of rollouts."""
+    whose error is 0, is not part of: NaN. Recorded steps are those that all lanes of a setting have. No line where
+    nothing was recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
         shown = rows[at_one_rate(rows)]
@@ -118,7 +123,8 @@ def _of_bf16(rows: pd.DataFrame, values: pd.Series) -> pd.Series:
 
 def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFrame]]:
     """Per SETTING, its values by name and its rows of which rollouts were recorded, at all rates, numbered anew; their
-    column `recorded` is name -> float64 [steps]."""
+    column `recorded` is name -> float64 [steps] of what numbers are made of, at the steps that all lanes have, which
+    stand under `step/NAME`."""
     if not set(RECORDED_READ) <= set(runs):
         return []
     there = runs[are_shares(runs) & runs["recorded"].notna()]
@@ -130,8 +136,15 @@ def recorded_rows(runs: pd.DataFrame) -> list[tuple[dict[str, object], pd.DataFr
     out = []
     for keys, part in screened(there).groupby(list(SETTING), sort=False, observed=True):
         rows = pd.concat([rows_at_best_lr(of) for _, of in part.groupby("lr", sort=False)])
-        out.append((dict(zip(SETTING, keys, strict=True)), rows.loc[part.index].reset_index(drop=True)))
+        rows = rows.loc[part.index].reset_index(drop=True)
+        common = at_common_steps(list(rows["recorded"]), ~(rows["diverged"] | rows["pruned"]).astype(bool), _is_read)
+        rows["recorded"] = pd.Series(common, rows.index, dtype=object)
+        out.append((dict(zip(SETTING, keys, strict=True)), rows))
     return out
+
+
+def _is_read(name: str) -> bool:
+    return is_series(name) and (name in AVERAGED or name.startswith(OF_RATIOS))
 
 
 def common_rate(rows: pd.DataFrame) -> float:
@@ -169,7 +182,7 @@ def lane_numbers(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return {str(name): values for name, values in found.items()}
 
 
-def _of_lane(of: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+def _of_lane(of: Series) -> dict[str, float]:
     """The numbers of a lane that its own records suffice for."""
     out = {}
     for name, values in of.items():
@@ -183,13 +196,13 @@ def _of_lane(of: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     if known.any():
         out["mismatch_kl_max"] = float(kl[known].max())
     if known.sum() > 2:
-        steps = of["step"][: len(kl)][known] / UPDATES
+        steps = steps_of(of, "mismatch_kl")[known] / UPDATES
         away = steps - steps.mean()
         out["mismatch_kl_slope"] = float(away @ kl[known] / (away @ away))
     return out
 
 
-def at_equal_reward(lane: Mapping[str, NDArray[np.float64]], bf16: Mapping[str, NDArray[np.float64]]) -> float:
+def at_equal_reward(lane: Series, bf16: Series) -> float:
     """`entropy_at_reward` of a lane beside BF16's of its seed, from what was recorded of both; NaN where there are too
     few steps to tell the slopes."""
     (y, x), (y_bf16, x_bf16) = _entropies(lane), _entropies(bf16)
@@ -202,12 +215,14 @@ def at_equal_reward(lane: Mapping[str, NDArray[np.float64]], bf16: Mapping[str, 
     return float(y.mean() - (x.mean(axis=0) - x_bf16.mean(axis=0)) @ slopes)
 
 
-def _entropies(of: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _entropies(of: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Entropies [steps] and, at the same steps, rewards and their squares [steps, 2]."""
-    y, r = (of.get(name, np.array([])) for name in ("entropy", "reward"))
-    n = min(len(y), len(r))
-    known = np.isfinite(y[:n]) & np.isfinite(r[:n])
-    return y[:n][known], np.stack([r[:n][known], r[:n][known] ** 2], axis=1)
+    if not {"entropy", "reward"} <= set(of):
+        return np.array([]), np.empty((0, 2))
+    _, of_y, of_r = np.intersect1d(steps_of(of, "entropy"), steps_of(of, "reward"), return_indices=True)
+    y, r = of["entropy"][of_y], of["reward"][of_r]
+    known = np.isfinite(y) & np.isfinite(r)
+    return y[known], np.stack([r[known], r[known] ** 2], axis=1)
 
 
 def nothing_recorded(runs: pd.DataFrame, store: str) -> str:

@@ -43,6 +43,24 @@ def test_lines_are_means_over_seeds(rl):
     assert "xaxis3" not in drawn["layout"]
 
 
+def test_lanes_of_every_step_are_drawn_beside_others_at_the_steps_that_both_have(rl, row):
+    """A mean over seeds is of the same seeds at each step; the parts of the error have steps of their own."""
+    every = {"step/reward": [1.0, 2.0, 3.0, 4.0], "reward": [0.5, 0.7, 9.0, 1.0], "weight_error/grid": STEPS}
+    rl.add([lane(row, "nvfp4", 2, 0.3, **every)], "job-2")
+    lines = recorded(found(rl).settings[0])
+    of = lines[lines["recipe"].eq("nvfp4")].set_index(["name", "step"])["mean"]
+    assert of["reward"].index.tolist() == STEPS
+    assert of["reward"].tolist() == pytest.approx([1.4 / 3, 1.8 / 3, 2.4 / 3])
+    assert of["weight_error/grid"].tolist() == STEPS
+
+
+def test_lanes_of_every_step_alone_are_drawn_at_each(store, row):
+    every = {"step/reward": [1.0, 2.0, 3.0, 4.0], "reward": [0.5, 0.7, 0.9, 1.0]}
+    store.add([lane(row, name, 0, 0.2, **every) for name in ("bf16", "nvfp4")], "job")
+    lines = recorded(found(store).settings[0])
+    assert lines[lines["recipe"].eq("BF16")]["step"].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_the_panel_is_there_only_where_rollouts_were_recorded(rl, row, tmp_path):
     assert "KL, rollout to trainer" in PANEL.html(found(rl))
     other = open_store(tmp_path / "other", create=True)

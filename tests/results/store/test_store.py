@@ -469,22 +469,25 @@ def test_metrics_and_pictures_are_read_by_name_when_asked_for(tmp_path, row):
 
 
 RECORDED = {"step": [1.0, 2.0, 4.0], "gnr": [5.0, None, 4.0], "flushed/fprop.x": [0.1, 0.2, 0.3]}
+RECORDED |= {"reward": [0.5, 0.6, None, 0.8, 0.9], "step/reward": [1.0, 2.0, 3.0, 4.0, 5.0]}
 
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_what_was_recorded_is_a_view_with_a_line_for_each_number(store, row, joined):
-    store.add([row(seed=0, recorded=list(RECORDED.items())), row(seed=1)], "job")
+    older = {name: RECORDED[name] for name in ("step", "gnr")}
+    store.add([row(seed=0, recorded=list(RECORDED.items())), row(seed=1), row(seed=2, recorded=older)], "job")
     if joined:
         store.compact(minimum=1)
-    found = store.sql("SELECT seed, name, step, value FROM recorded JOIN runs USING (run_id) ORDER BY name, step")
+    found = store.sql("SELECT seed, name, step, value FROM recorded JOIN runs USING (run_id) ORDER BY seed, name, step")
     expected = [
         (0, name, int(step), value)
-        for name in ("flushed/fprop.x", "gnr")
-        for step, value in zip(RECORDED["step"], RECORDED[name], strict=True)
+        for name in ("flushed/fprop.x", "gnr", "reward")
+        for step, value in zip(RECORDED.get(f"step/{name}", RECORDED["step"]), RECORDED[name], strict=True)
     ]
+    expected += [(2, *line[1:]) for line in expected if line[1] == "gnr"]
     assert [(*line[:3], None if pd.isna(line[3]) else line[3]) for line in found.itertuples(index=False)] == expected
     ids = store.runs(["run_id", "seed"]).set_index("seed")["run_id"]
-    assert store.recorded(list(ids)) == {ids[0]: RECORDED}
+    assert store.recorded(list(ids)) == {ids[0]: RECORDED, ids[2]: older}
 
 
 def test_runs_of_some_recipes_come_with_their_baselines_and_the_same_gaps(store, row):

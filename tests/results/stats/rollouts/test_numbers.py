@@ -149,12 +149,73 @@ def test_the_slope_is_that_of_least_squares_over_what_was_recorded(stored):
     assert lines.loc["mismatch_kl_slope", "value"] == pytest.approx(np.mean(expected))
 
 
+EVERY = np.arange(1.0, 41)
+"""Steps of lanes that recorded rollouts at every one."""
+
+
+def at_every_step(of, rng):
+    """A lane that has the same at the steps of others, and anything between, but for what is measured."""
+    out = {"step": STEPS.tolist()}
+    for name, values in of.items():
+        if name == "gradient_error":
+            out[name] = values
+            continue
+        filled = 10 * rng.random(len(EVERY))
+        filled[STEPS.astype(int) - 1] = values
+        out |= {name: filled.tolist(), f"step/{name}": EVERY.tolist()}
+    return out
+
+
+def test_lanes_of_few_and_of_many_steps_are_compared_at_those_that_both_have(tmp_path, row):
+    """A store that got rows of every step beside its older ones has the numbers of the older steps; nothing is filled
+    in. One that has them alone counts every step."""
+    rng = np.random.default_rng(5)
+    recipes = {recipe: 0.1 * n for n, recipe in enumerate((BF16, fixed(), fixed("macro")))}
+    found = []
+    for newer in (set(), {1}, {0, 1, 2, 3}):
+        store = open_store(tmp_path / str(len(newer)), create=True)
+        rows = []
+        for recipe, apart in recipes.items():
+            for seed in SEEDS:
+                noise = np.random.default_rng(seed).standard_normal(len(STEPS))
+                of = series(mismatch_kl=apart + seed + noise**2, gradient_error=1 + apart)
+                of["entropy"] = (np.array(of["entropy"]) + 0.01 * noise).tolist()
+                many = seed in newer
+                recorded = at_every_step(of, rng) if many else {"step": STEPS.tolist(), **of}
+                of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+                rows.append(row(recipe, seed, 0.2 + apart * 0.01 * seed, recorded=recorded, **of_rl))
+        store.add(rows, "job")
+        found.append([store.sql(f"FROM {view} ORDER BY ALL") for view in ("rollout_numbers", "rollout_effects")])
+    few, mixed, many = found
+    for one, other in zip(few, mixed, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    kl = [of[0].query("number == 'mismatch_kl' and label == 'bf16'")["value"].iloc[0] for of in (few, many)]
+    assert abs(kl[0] - kl[1]) > 1, "every step counts where all lanes have it"
+    errors = [of[0].query("number == 'gradient_error'")["value"].tolist() for of in (few, many)]
+    assert errors[0] == errors[1]
+
+
+def test_a_pruned_lane_takes_no_steps_from_the_others(stored, row):
+    """Its series ends at the rung."""
+    store, runs = stored(
+        {BF16: lambda seed: series(mismatch_kl=STEPS), fixed(): lambda seed: series(mismatch_kl=STEPS)}
+    )
+    before = rollout_numbers(runs).set_index(["label", "number"])["value"]
+    short = {"step": STEPS[:2].tolist()} | {name: of[:2] for name, of in series(mismatch_kl=STEPS).items()}
+    of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
+    store.add([row(fixed("macro"), 0, 0.9, status="pruned", recorded=short, **of_rl)], "job-2")
+    after = rollout_numbers(store.runs(columns_read(MORE_READ))).set_index(["label", "number"])["value"]
+    assert after.loc[("bf16", "mismatch_kl")] == before.loc[("bf16", "mismatch_kl")] == pytest.approx(STEPS.mean())
+
+
 def test_entropy_at_equal_reward_is_that_of_a_regression_with_a_column_a_lane():
     """numpy's least squares of the whole design, dummies and all, of two lanes that learn at different speeds."""
     rng = np.random.default_rng(1)
     true = [0.0, 0.1]
     rewards = [0.3 + speed * STEPS + 0.01 * rng.random(len(STEPS)) for speed in (0.002, 0.01)]
-    lanes = [{"reward": r, "entropy": 1 - r + 0.5 * r**2 + of} for r, of in zip(rewards, true, strict=True)]
+    lanes = [
+        {"step": STEPS, "reward": r, "entropy": 1 - r + 0.5 * r**2 + of} for r, of in zip(rewards, true, strict=True)
+    ]
     bf16, lane = lanes
     assert at_equal_reward(lane, bf16) - at_equal_reward(bf16, bf16) == pytest.approx(0.1), "exact where it is true"
     for of in lanes:
