@@ -1,7 +1,7 @@
 """Tiles of a product whose operands FP8 does not hold everywhere: the rest, multiplied in BF16.
 
-Mostly there is nothing: so few programs look at the notes of both operands, and go. Else they share the tiles, and look
-for flags in the rows and columns of each.
+Mostly there is nothing: so few programs look at the notes of both operands, and go. Else they share the tiles, look for
+flags in the rows and columns of many at a time, and then, of those that have some, for where they are.
 
     products that are the result, rounded    only the segments with a flag are multiplied, of which FP8 had zeros, and
                                              added to what is there: a few of many. In BF16 that is rounded once more
@@ -28,6 +28,8 @@ _NOTES = tl.constexpr(2048)
 """Notes, or words of four, that are read at a time."""
 _AT_A_TIME = tl.constexpr(32)
 """Segments whose flags are the bits of a number."""
+_TILES_AT_A_TIME, _WORDS = tl.constexpr(16), tl.constexpr(512)
+"""Tiles of a program that are looked at together, and words of four flags of each that are read at a time."""
 TILES, PROGRAMS, REGISTERS = Tiles(64, 64, 64, 8, 2), 264, 128
 """Of the result, small ones, since a row of small gradients has flags and its neighbours have none; programs a lane at
 most, and registers of a thread, so that all of these run at a time: most only find that there is nothing to do."""
@@ -45,6 +47,20 @@ def _noted(a_ptr, b_ptr, lane, count_a, count_b):
             found_b |= tl.load(b_ptr + lane * count_b + at, at < count_b, 0).to(tl.int32)
     both = tl.reduce((found_a != 0).to(tl.int32) | (found_b != 0).to(tl.int32) << 16, 0, plus)
     return both & 0xFFFF, both >> 16
+
+
+@triton.jit
+def _any_of(ptr, noted, lane, begin, lines, segments, LINES: tl.constexpr):
+    """Whether an operand has a flag in its LINES lines from each of `begin` on, int32 [n]; n lines may lie beyond all.
+    noted: 0 if none of the lane has one."""
+    found = tl.full((begin.shape[0], _WORDS), 0, tl.int32)
+    if noted > 0:
+        words = tl.minimum(LINES, lines - begin) * segments // 4
+        for start in range(0, LINES * segments // 4, _WORDS):
+            at = start + tl.arange(0, _WORDS)[None, :]
+            of_line = (lane * lines + begin)[:, None] * segments // 4
+            found |= tl.load(ptr.to(tl.pointer_type(tl.int32)) + of_line + at, at < words[:, None], 0)
+    return (tl.reduce(found, 1, either) != 0).to(tl.int32)
 
 
 @triton.jit
@@ -92,6 +108,48 @@ def _exact(ptr, power_ptr, flags_ptr, wide_ptr, lane, line, lines, segment, alon
 
 
 @triton.jit
+def _of_flagged(
+    a,
+    b,
+    lane,
+    row,
+    column,
+    noted,
+    rows,
+    columns,
+    length,
+    ALONG: tl.constexpr,
+    MANTISSA_A: tl.constexpr,
+    MANTISSA_B: tl.constexpr,
+):
+    """A tile's products of what is wide in either operand, float32. a, b: values, power, flags and wide of each;
+    noted: as in `_flagged`, of each."""
+    segments = (length + _SEGMENT - 1) // _SEGMENT
+    out = tl.full((row.shape[0], column.shape[0]), 0.0, tl.float32)
+    for first in range(0, segments, _AT_A_TIME):
+        in_a, in_b = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+        if a[2] is not None:
+            in_a = _flagged(a[2], noted[0], lane, row, rows, first, segments)
+        if b[2] is not None:
+            in_b = _flagged(b[2], noted[1], lane, column, columns, first, segments)
+        for place in range(tl.where((in_a | in_b) != 0, _AT_A_TIME, 0)):
+            segment = first + place
+            if (in_a >> place & 1) > 0:
+                for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
+                    along = start + tl.arange(0, ALONG)
+                    x = _wide(a[2], a[3], lane, row, rows, segment, along, length)[0]
+                    y = _exact(*b, lane, column, columns, segment, along, length, MANTISSA_B)
+                    out = tl.dot(x.to(tl.bfloat16), tl.trans(y), out)
+            if (in_b >> place & 1) > 0:
+                for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
+                    along = start + tl.arange(0, ALONG)
+                    x = _held(a[0], a[1], lane, row, rows, along, length, MANTISSA_A)
+                    y = _wide(b[2], b[3], lane, column, columns, segment, along, length)[0]
+                    out = tl.dot(x.to(tl.bfloat16), tl.trans(y.to(tl.bfloat16)), out)
+    return out
+
+
+@triton.jit
 def _wide_kernel(
     a_ptr,
     b_ptr,
@@ -128,51 +186,43 @@ def _wide_kernel(
     are added to the result, else tiles with a flag are computed anew."""
     lane, segments = tl.program_id(1).to(tl.int64), (length + _SEGMENT - 1) // _SEGMENT
     down, across = (rows + ROWS - 1) // ROWS, (columns + COLUMNS - 1) // COLUMNS
-    noted_a, noted_b = _noted(notes_a_ptr, notes_b_ptr, lane, notes_a, notes_b)
-    tiles = tl.where(noted_a + noted_b > 0, down * across, 0)
-    for number in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row0, column0 = number // across * ROWS, number % across * COLUMNS
-        row, column = row0 + tl.arange(0, ROWS), column0 + tl.arange(0, COLUMNS)
-        all_a = a_ptr, power_a_ptr, flags_a_ptr, wide_a_ptr, lane, row, rows
-        all_b = b_ptr, power_b_ptr, flags_b_ptr, wide_b_ptr, lane, column, columns
-        out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-        flagged = tl.full((), 0, tl.int32)
-        for first in range(0, segments, _AT_A_TIME):
-            in_a, in_b = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-            if flags_a_ptr is not None:
-                in_a = _flagged(flags_a_ptr, noted_a, lane, row, rows, first, segments)
-            if flags_b_ptr is not None:
-                in_b = _flagged(flags_b_ptr, noted_b, lane, column, columns, first, segments)
-            flagged |= in_a | in_b
-            if ADDED:
-                for place in range(tl.where((in_a | in_b) != 0, _AT_A_TIME, 0)):
-                    segment = first + place
-                    if (in_a >> place & 1) > 0:
-                        for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
-                            along = start + tl.arange(0, ALONG)
-                            x = _wide(flags_a_ptr, wide_a_ptr, lane, row, rows, segment, along, length)[0]
-                            y = _exact(*all_b, segment, along, length, MANTISSA_B)
-                            out = tl.dot(x.to(tl.bfloat16), tl.trans(y), out)
-                    if (in_b >> place & 1) > 0:
-                        for start in range(segment * _SEGMENT, (segment + 1) * _SEGMENT, ALONG):
-                            along = start + tl.arange(0, ALONG)
-                            x = _held(a_ptr, power_a_ptr, lane, row, rows, along, length, MANTISSA_A)
-                            y = _wide(flags_b_ptr, wide_b_ptr, lane, column, columns, segment, along, length)[0]
-                            out = tl.dot(x.to(tl.bfloat16), tl.trans(y.to(tl.bfloat16)), out)
-        if flagged != 0:
-            if not ADDED:
-                for start in range(0, length, ALONG):
-                    along = start + tl.arange(0, ALONG)
-                    x = _exact(*all_a, start // _SEGMENT, along, length, MANTISSA_A)
-                    y = _exact(*all_b, start // _SEGMENT, along, length, MANTISSA_B)
-                    out = tl.dot(x, tl.trans(y), out)
-            place_of = lane, row, rows, column, columns
-            out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, *place_of, OF_A, OF_B, BIAS)
-            at = lane * out_lane + row.to(tl.int64)[:, None] * columns + column[None, :]
-            inside = (row < rows)[:, None] & (column < columns)[None, :]
-            if ADDED:
-                out += tl.load(out_ptr + at, inside, 0.0).to(tl.float32)
-            tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), inside)
+    noted = _noted(notes_a_ptr, notes_b_ptr, lane, notes_a, notes_b)
+    tiles = tl.where(noted[0] + noted[1] > 0, down * across, 0)
+    apart, together = tl.num_programs(0), tl.arange(0, _TILES_AT_A_TIME)
+    for first in range(tl.program_id(0), tiles, apart * _TILES_AT_A_TIME):
+        tile = first + together * apart
+        found = tl.full((_TILES_AT_A_TIME,), 0, tl.int32)
+        if flags_a_ptr is not None:
+            begin = tl.where(tile < tiles, tile // across * ROWS, rows)
+            found |= _any_of(flags_a_ptr, noted[0], lane, begin, rows, segments, ROWS)
+        if flags_b_ptr is not None:
+            begin = tl.where(tile < tiles, tile % across * COLUMNS, columns)
+            found |= _any_of(flags_b_ptr, noted[1], lane, begin, columns, segments, COLUMNS)
+        of_tiles = tl.reduce(found << together, 0, either)
+        for n in range(tl.where(of_tiles != 0, _TILES_AT_A_TIME, 0)):
+            if (of_tiles >> n & 1) > 0:
+                number = first + n * apart
+                row = number // across * ROWS + tl.arange(0, ROWS)
+                column = number % across * COLUMNS + tl.arange(0, COLUMNS)
+                a = a_ptr, power_a_ptr, flags_a_ptr, wide_a_ptr
+                b = b_ptr, power_b_ptr, flags_b_ptr, wide_b_ptr
+                if ADDED:
+                    place = lane, row, column, noted, rows, columns, length
+                    out = _of_flagged(a, b, *place, ALONG, MANTISSA_A, MANTISSA_B)
+                else:
+                    out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+                    for start in range(0, length, ALONG):
+                        along, segment = start + tl.arange(0, ALONG), start // _SEGMENT
+                        x = _exact(*a, lane, row, rows, segment, along, length, MANTISSA_A)
+                        y = _exact(*b, lane, column, columns, segment, along, length, MANTISSA_B)
+                        out = tl.dot(x, tl.trans(y), out)
+                place_of = lane, row, rows, column, columns
+                out = finish_tile(out, factor_a_ptr, factor_b_ptr, bias_ptr, *place_of, OF_A, OF_B, BIAS)
+                at = lane * out_lane + row.to(tl.int64)[:, None] * columns + column[None, :]
+                inside = (row < rows)[:, None] & (column < columns)[None, :]
+                if ADDED:
+                    out += tl.load(out_ptr + at, inside, 0.0).to(tl.float32)
+                tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), inside)
 
 
 def widen(out: Tensor, a: Fp8, b: Fp8, finish: Finish) -> Tensor:
