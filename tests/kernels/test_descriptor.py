@@ -56,7 +56,8 @@ ODD = descriptor.Column("ties", 0, "elements are rounded to the odd code")
 
 @pytest.fixture
 def planted(monkeypatch):
-    """A rounding to odd, in the place of half away, with a column of its own that only the table knows."""
+    """A rounding to odd, in the place of half away, with a column of its own that only the table knows. Tests may write
+    to descriptor.INTS: all of it is put back here. By monkeypatch, which ends later, the column would come back."""
     columns = dict(descriptor.INTS)
     new = {"to_odd" if name == "half_away" else name: column for name, column in columns.items()}
     new = {"first": ODD} | new | {"half_away": columns["half_away"]}  # every other column moves
@@ -218,7 +219,7 @@ def test_a_column_that_the_attention_core_does_not_read_is_refused(planted, q):
 def test_a_new_column_of_ties_is_compiled_in_for_lanes_that_need_it_or_refused(planted, monkeypatch, feature, taken):
     """The code that reads it stands where the other ties do, which are compiled out unless a lane needs ties."""
     monkeypatch.setattr(blocks, "_to_nearest", reads_it_if_unusual)
-    monkeypatch.setitem(descriptor.INTS, "to_odd", ODD._replace(feature=feature))
+    descriptor.INTS["to_odd"] = ODD._replace(feature=feature)
     tables = descriptor.descriptor([NVFP4, AWAY])
     assert features_of(*tables).ties == taken
     assert features_of(*descriptor.descriptor([NVFP4])).ties is False
@@ -226,8 +227,8 @@ def test_a_new_column_of_ties_is_compiled_in_for_lanes_that_need_it_or_refused(p
     assert reason is None if taken else reason.startswith("to_odd: found 1; accepted: 0 (")
 
 
-def test_a_feature_that_nobody_knows_is_an_error(planted, monkeypatch):
-    monkeypatch.setitem(descriptor.INTS, "to_odd", ODD._replace(feature="later"))
+def test_a_feature_that_nobody_knows_is_an_error(planted):
+    descriptor.INTS["to_odd"] = ODD._replace(feature="later")
     with pytest.raises(TypeError, match="later"):
         features_of(*descriptor.descriptor([AWAY]))
 
