@@ -1,13 +1,11 @@
-"""The page of reinforcement learning and the store beside it, as its tests read them."""
+"""The page of reinforcement learning, as its tests read it."""
 
 import re
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from fp4dse.results import open_store
 from fp4dse.results.stats.estimates.intervals import mean_interval
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,15 +15,6 @@ FIXED = f"{MACRO}, forward residual, noise weights"
 IN_ROLLOUTS = "bf16, rollout mxfp4-rceil"
 MANY = ["mxfp4-rceil", FIXED, IN_ROLLOUTS, "bf16, noise weights", "bf16, noise qerl"]
 """The recipes of 32 seeds, in the order of their tables."""
-
-
-@cache
-def opened_store():
-    """The store beside the page. Several tests ask the page's queries: it answers each once."""
-    store = open_store(DOCS / "study" / "rl-store")
-    answers = cache(store.sql)
-    store.sql = lambda query: answers(query).copy()
-    return store
 
 
 def table(page, first):

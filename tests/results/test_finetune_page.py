@@ -9,6 +9,7 @@ from fp4dse.dse import recipe_to_dict
 from fp4dse.results import open_store
 from fp4dse.results.stats.estimates.intervals import mean_interval
 from fp4dse.sweeps.arguments import find_space
+from tests.results.asked_once import asked_once, views_made_once
 
 DOCS = Path(__file__).parents[2] / "docs"
 COLUMNS = [
@@ -36,7 +37,8 @@ def page():
 
 @pytest.fixture(scope="module")
 def store():
-    return open_store(DOCS / "study" / "finetune-store")
+    with views_made_once():
+        yield asked_once(open_store(DOCS / "study" / "finetune-store"))
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import t, wilcoxon
 
 from fp4dse.results.stats.estimates.intervals import adjusted, holm, mean_interval, p_value
-from fp4dse.results.views import VIEWS
 from fp4dse.sweeps.arguments import find_space
+from tests.results.asked_once import views_made_once
 from tests.results.rl_page import (
     FIXED,
     IN_ROLLOUTS,
@@ -19,7 +19,6 @@ from tests.results.rl_page import (
     PAGE,
     interval,
     numbers,
-    opened_store,
     queries_of,
     section,
     table,
@@ -68,25 +67,14 @@ GROUP BY ALL
 
 
 @pytest.fixture(scope="module", autouse=True)
-def views_made_once():
-    """Of the same rows a view is made once for all tests: it takes longer than the queries."""
-    made = {}
-
-    def once(name, function, runs):
-        key = (name, len(runs), *runs.columns)
-        if key not in made:
-            made[key] = function(runs)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patched:
-        for name, function in VIEWS.items():
-            patched.setitem(VIEWS, name, partial(once, name, function))
+def few_views():
+    with views_made_once():
         yield
 
 
 @pytest.fixture(scope="module")
-def store():
-    return opened_store()
+def store(rl_store):
+    return rl_store
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +83,7 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def every_effect(store, views_made_once):
+def every_effect(store, few_views):
     return store.sql("FROM rollout_effects")
 
 

@@ -12,7 +12,7 @@ from fp4dse.dse import Recipe
 from fp4dse.results.stats.estimates.intervals import half_width, holm
 from fp4dse.results.stats.recipes.equivalence import compare, seeds_to_decide
 from fp4dse.tasks.rl.presets import PRESETS
-from tests.results.rl_page import FIXED, IN_ROLLOUTS, MANY, PAGE, numbers, opened_store, queries_of, section, table
+from tests.results.rl_page import FIXED, IN_ROLLOUTS, MANY, PAGE, numbers, queries_of, section, table
 
 MARGIN = 0.007
 WALKS = ["walks-small", "walks-medium"]
@@ -28,8 +28,8 @@ OTHERS = ["small", "small-500", "medium", "edits-small", "carries-small", "walks
 
 
 @pytest.fixture(scope="module")
-def store():
-    return opened_store()
+def store(rl_store):
+    return rl_store
 
 
 @pytest.fixture(scope="module")
