@@ -36,7 +36,7 @@ def one_thread():
         yield
 
 
-def short(name: str, preset: str, steps: int = 4) -> Task:
+def short(name: str, preset: str, steps: int = 3) -> Task:
     """Of few steps, with little held out, in two passes, few samples drawn, and a base that has hardly learned."""
     task = get_task(name, preset)
     if task.pretrain:
