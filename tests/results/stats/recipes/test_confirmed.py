@@ -24,6 +24,12 @@ def study(seed: int = 0, **more) -> pd.DataFrame:
     return runs.assign(stage=np.where(new, "confirm", None), seed=runs["seed"].mask(new, runs["seed"] - SEEDS + 1000))
 
 
+@pytest.fixture(scope="module")
+def found() -> pd.DataFrame:
+    """What is said of the study that most tests change."""
+    return confirmed(study())
+
+
 def line_of(found: pd.DataFrame, name: str) -> pd.Series:
     [(_, line)] = found[found[name]].iterrows()
     return line
@@ -33,9 +39,8 @@ def changed(runs: pd.DataFrame, rows: pd.Series, factor: float) -> pd.DataFrame:
     return runs.assign(val_loss=runs["val_loss"].where(~rows, runs["val_loss"] * factor))
 
 
-def test_one_half_of_the_fresh_seeds_chooses_and_the_other_alone_estimates():
+def test_one_half_of_the_fresh_seeds_chooses_and_the_other_alone_estimates(found):
     runs = study()
-    found = confirmed(runs)
     best = line_of(found, "best")
     gaps = add_gap(runs).query("stage == 'confirm'").pivot(index="config_id", columns="seed", values="gap")
     assert best["config_id"] == gaps.iloc[1:, :5].mean(axis=1).idxmin() or best["config_id"] == "0" * 16
@@ -79,31 +84,31 @@ def test_candidates_are_listed_before_anything_is_confirmed():
     assert verdict.confirmed is None
 
 
-def test_a_candidate_that_diverges_on_a_fresh_seed_is_not_the_best():
+def test_a_candidate_that_diverges_on_a_fresh_seed_is_not_the_best(found):
     runs = study()
-    best = line_of(confirmed(runs), "best")["config_id"]
+    best = line_of(found, "best")["config_id"]
     blown = runs["config_id"].eq(best) & runs["seed"].eq(1009)
-    found = confirmed(runs.assign(status=runs["status"].mask(blown, "diverged"), val_loss=runs["val_loss"].mask(blown)))
-    line = found.set_index("config_id").loc[best]
+    lines = confirmed(runs.assign(status=runs["status"].mask(blown, "diverged"), val_loss=runs["val_loss"].mask(blown)))
+    line = lines.set_index("config_id").loc[best]
     assert (line["best"], line["gap"], line["diverged"]) == (False, math.inf, 1)
     [verdict] = verdicts(runs.assign(status=runs["status"].mask(blown, "diverged")))
     assert any("1 candidate diverged" in text for text in verdict.confirmed.warnings())
 
 
-def test_a_candidate_that_lacks_fresh_seeds_waits_and_the_verdict_says_so():
+def test_a_candidate_that_lacks_fresh_seeds_waits_and_the_verdict_says_so(found):
     runs = study()
-    best = line_of(confirmed(runs), "best")["config_id"]
+    best = line_of(found, "best")["config_id"]
     [verdict] = verdicts(runs[~(runs["config_id"].eq(best) & runs["seed"].eq(1003))])
     assert verdict.confirmed.config_id != best
     assert (verdict.confirmed.finished, verdict.confirmed.missing) == (5, 1)
     assert any("not trained on all fresh seeds" in text for text in verdict.confirmed.warnings())
 
 
-def test_fresh_rows_at_another_rate_than_the_screened_ones_chose_do_not_count():
+def test_fresh_rows_at_another_rate_than_the_screened_ones_chose_do_not_count(found):
     runs = study()
-    found = confirmed(pd.concat([runs, changed(runs[runs["seed"].ge(1000)], runs["seed"].ge(0), 0.5).assign(lr=3e-3)]))
-    assert found["gap"].tolist() == confirmed(runs)["gap"].tolist() or found["seeds"].eq(10).all()
-    assert found["lr"].eq(1e-3).all()
+    more = confirmed(pd.concat([runs, changed(runs[runs["seed"].ge(1000)], runs["seed"].ge(0), 0.5).assign(lr=3e-3)]))
+    assert more["gap"].tolist() == found["gap"].tolist() or more["seeds"].eq(10).all()
+    assert more["lr"].eq(1e-3).all()
 
 
 def test_bf16_chooses_its_rate_among_screened_rows_alone():

@@ -15,6 +15,12 @@ def study(world: str = "law, entropy known", seed: int = 0, **how):
     return scaling_study(np.random.default_rng(seed), world, **how)
 
 
+@pytest.fixture(scope="module")
+def lines():
+    """What is said of the study that several tests change."""
+    return scaling(study()[0])
+
+
 @pytest.mark.parametrize("world", ["law, entropy known", "law"])
 def test_without_noise_the_law_and_every_factor_is_found(world):
     runs, truth = study(world, noise=1e-7, common=1e-7)
@@ -26,9 +32,7 @@ def test_without_noise_the_law_and_every_factor_is_found(world):
         assert lines[name].to_numpy() == pytest.approx(lines[f"{name}_true"].to_numpy(), rel=1e-3)
 
 
-def test_a_pass_in_bf16_has_the_factor_one_without_limits():
-    runs, _ = study()
-    lines = scaling(runs)
+def test_a_pass_in_bf16_has_the_factor_one_without_limits(lines):
     forward, backward, both = (lines.iloc[i] for i in range(3))
     assert (forward["eff_d"], backward["eff_n"]) == (1, 1)
     assert np.isnan(forward["eff_d_low"])
@@ -107,16 +111,16 @@ def test_one_seed_gives_values_without_limits():
     assert lines["note"].str.contains("one seed at a preset").all()
 
 
-def test_a_recipe_counts_only_where_none_of_its_seeds_diverged_and_rows_without_sizes_do_not():
+def test_a_recipe_counts_only_where_none_of_its_seeds_diverged_and_rows_without_sizes_do_not(lines):
     runs, _ = study()
     first = f"{0:016x}"
     blown = runs["config_id"].eq(first) & runs["preset"].eq("30M") & runs["seed"].eq(1)
-    lines = scaling(runs.assign(status=np.where(blown, "diverged", "done"))).set_index("config_id")
-    assert lines.loc[first, "presets"] == 5
-    assert lines["presets"].drop(first).eq(len(PRESETS)).all()
+    fewer = scaling(runs.assign(status=np.where(blown, "diverged", "done"))).set_index("config_id")
+    assert fewer.loc[first, "presets"] == 5
+    assert fewer["presets"].drop(first).eq(len(PRESETS)).all()
     unsized = runs[runs["preset"].eq("3M")].assign(preset="old", parameters=np.nan)
     again = scaling(pd.concat([runs, unsized], ignore_index=True))
-    pd.testing.assert_frame_equal(again, scaling(runs))
+    pd.testing.assert_frame_equal(again, lines)
 
 
 def test_devices_share_a_law_and_data_do_not():
@@ -167,7 +171,7 @@ def test_one_preset_on_two_kinds_of_card_is_one():
     assert loss_law(more)["note"].item().startswith("too few sizes for a law: it needs 4 presets")
 
 
-def test_a_noisy_recipe_does_not_weigh_on_the_others_fits():
+def test_a_noisy_recipe_does_not_weigh_on_the_others_fits(lines):
     """Its noise at one size says nothing of theirs there."""
     runs, _ = study()
     rng = np.random.default_rng(1)
@@ -179,7 +183,7 @@ def test_a_noisy_recipe_does_not_weigh_on_the_others_fits():
         )
         for i in range(3)
     ]
-    before = scaling(runs).set_index("config_id")
+    before = lines.set_index("config_id")
     after = scaling(pd.concat([runs, *noisy], ignore_index=True)).set_index("config_id").loc[before.index]
     assert after["eff_n"].to_numpy() == pytest.approx(before["eff_n"].to_numpy(), rel=0.03)
     assert after["eff_d"].to_numpy() == pytest.approx(before["eff_d"].to_numpy(), rel=0.03)
