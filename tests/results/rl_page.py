@@ -15,6 +15,9 @@ FIXED = f"{MACRO}, forward residual, noise weights"
 IN_ROLLOUTS = "bf16, rollout mxfp4-rceil"
 MANY = ["mxfp4-rceil", FIXED, IN_ROLLOUTS, "bf16, noise weights", "bf16, noise qerl"]
 """The recipes of 32 seeds, in the order of their tables."""
+WALKS = ["walks-small", "walks-medium"]
+EQUAL, FRESH = 6e-5, range(40, 72)
+"""The rate and the seeds of the equivalence test on walks."""
 
 
 def table(page, first):

@@ -1,0 +1,313 @@
+"""What the page of reinforcement learning says is, and is not, as good as BF16 is what the store has."""
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import ndtr, stdtrit
+from scipy.stats import binomtest, ttest_1samp, ttest_ind
+
+from fp4dse.results.stats.estimates.intervals import holm
+from fp4dse.results.stats.recipes.equivalence import compare, seeds_to_decide
+from tests.results.rl_page import (
+    EQUAL,
+    FIXED,
+    FRESH,
+    IN_ROLLOUTS,
+    MANY,
+    PAGE,
+    WALKS,
+    interval,
+    numbers,
+    queries_of,
+    section,
+    table,
+)
+
+MARGIN = 0.007
+PLAIN = 2.4e-4
+"""The rate of the presets."""
+TESTED = [(preset, name) for preset in WALKS for name in ("mxfp4-rceil", FIXED)]
+"""The rows of the table of the equivalence test: what docs/study/rl-equal.toml has beside BF16, at two sizes."""
+LACKING = [("walks-medium", FIXED)]
+"""Those of them of which no lane is trained."""
+COMPARED = [("small", name) for name in MANY]
+COMPARED += [("walks-small", name) for name in MANY if name != FIXED]
+COMPARED += [("walks-medium", name) for name in ("mxfp4-rceil", "bf16, noise weights")]
+"""The rows of the table of 2.4e-4."""
+
+
+@pytest.fixture(scope="module")
+def store(rl_store):
+    return rl_store
+
+
+@pytest.fixture(scope="module")
+def page():
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def compared(store):
+    """A function of two labels and a rate: the lines of `compare` on the rows of that rate, by preset."""
+    runs = store.runs()
+    ids = runs.drop_duplicates("recipe_label").set_index("recipe_label")["config_id"]
+
+    @cache
+    def lines(first, second="bf16", lr=PLAIN):
+        return compare(runs[runs["lr"].eq(lr)], ids[first], ids[second], MARGIN).set_index("preset")
+
+    return lines
+
+
+@pytest.fixture(scope="module")
+def deviations(store, page):
+    """The page's query of pairs, by preset, rate and recipe."""
+    [query] = [query for query in queries_of(page) if "pairs_to_show_none" in query]
+    return store.sql(query).set_index(["preset", "lr", "recipe_label"]).sort_index()
+
+
+@pytest.fixture(scope="module")
+def fresh(store):
+    """A function of preset, recipe and column: 100 times the losses of the equivalence test, by seed."""
+    lanes = store.sql(f"FROM runs WHERE steps = 160 AND lr = {EQUAL} AND seed IN {tuple(FRESH)}")
+    lanes = lanes.set_index(["preset", "recipe_label", "seed"]).sort_index()
+    return lambda preset, name, column="val_loss": 100 * lanes.loc[(preset, name), column]
+
+
+def points(line, names=("difference", "high", "low")):
+    """A difference of losses and its limits as points of accuracy."""
+    return [round(-100 * line[name], 2) for name in names]
+
+
+def short(p):
+    """p as tables have it: `.012`, `.45`."""
+    return f"{p:.3f}".lstrip("0") if p < 0.1 else f"{p:.2f}".lstrip("0")
+
+
+def verdict(line):
+    """The word of the table for a sentence of `compare`."""
+    if "are not told apart" in line["verdict"]:
+        return "open"
+    return "same" if "are the same" in line["verdict"] else "worse" if line["low"] > 0 else "better"
+
+
+def without_zero(text):
+    return text.replace("0.", ".")
+
+
+def equivalence(mean, deviation, n):
+    """The 90 % t-interval of a mean of n pairs."""
+    half = stdtrit(n - 1, 0.95) * deviation / n**0.5
+    return [round(mean - half, 2), round(mean + half, 2)]
+
+
+def test_the_lanes_that_the_equivalence_test_lacks_are_those_that_the_page_names(store, page):
+    """Fails when they come: the page then has a fourth line to report."""
+    names = ["bf16", "mxfp4-rceil", FIXED]
+    there = store.sql(f"SELECT preset, recipe_label, seed FROM runs WHERE preset LIKE 'walks-%' AND lr = {EQUAL}")
+    there = set(there.itertuples(index=False, name=None))
+    wanted = {(preset, name, seed) for preset in WALKS for name in names for seed in FRESH}
+    lacking = wanted - there
+    assert lacking == {("walks-medium", FIXED, seed) for seed in FRESH}
+    assert len(lacking) == 32
+    assert {("walks-medium", FIXED)} == set(LACKING)
+    text = section(page, "What is missing")
+    assert "All three fixes on `walks-medium` at 6e-5, seeds 40 to 71: 32 lanes" in text
+    assert "(`equal-walks-medium`)" in text
+
+
+def test_the_equivalence_test_is_what_compare_says(page, compared, deviations, fresh):
+    rows = table(page, "| preset, decoder | recipe | pairs | points against BF16, 95 % | p, of all four |")
+    p, tests = {}, {}
+    for preset, name in TESTED:
+        if (preset, name) not in LACKING:
+            p[preset, name] = compared(name, lr=EQUAL).loc[preset, "p"]
+            tests[preset, name] = ttest_1samp(fresh(preset, name) - fresh(preset, "bf16"), 0).pvalue
+    assert len(p) == 3
+
+    def of_four(values, key):
+        """Holm's p of four, the largest that it can be whatever the fourth is."""
+        least, most = (holm([*values.values(), fourth])[list(values).index(key)] for fourth in (0.0, 1.0))
+        assert least <= most
+        return ", ".join(short(x) if x >= 0.0005 else "<.001" for x in (values[key], most))
+
+    for cells, (preset, name) in zip(rows, TESTED, strict=True):
+        if (preset, name) in LACKING:
+            assert cells[2:] == ["0", *[""] * 8]
+            assert (preset, EQUAL, name) not in deviations.index
+            continue
+        line, pairs = compared(name, lr=EQUAL).loc[preset], deviations.loc[(preset, EQUAL, name)]
+        assert line["lr_a"] == line["lr_b"] == EQUAL
+        assert int(cells[2]) == line["pairs"] == pairs["pairs"] == 32
+        assert numbers(cells[3]) == points(line), (preset, name)
+        assert cells[4] == of_four(p, (preset, name))
+        assert cells[5] == of_four(tests, (preset, name))
+        limits = equivalence(pairs["points"], pairs["deviates"], 32)
+        assert numbers(cells[6]) == limits
+        assert cells[7] == verdict(line) == "worse"
+        assert (line["p_same"] < 0.05) == (limits[0] > -0.7 and limits[1] < 0.7)
+        assert not line["p_same"] < 0.05, "none is shown to be as good"
+        assert numbers(cells[8]) == [pairs["worse"], pairs["better"]]
+        assert float(cells[9]) == round(pairs["deviates"], 1)
+        assert int(cells[10]) == pairs["pairs_to_show_none"]
+    assert set(deviations.loc[pd.IndexSlice[:, [EQUAL], :], :].index) == {
+        (preset, EQUAL, name) for preset, name in set(TESTED) - set(LACKING)
+    }, "rows of walks came: the table lacks them"
+
+
+def test_what_the_page_makes_of_the_equivalence_test(page, compared, deviations, fresh):
+    text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
+    small, medium = (compared("mxfp4-rceil", lr=EQUAL).loc[preset] for preset in WALKS)
+    fixed = compared(FIXED, lr=EQUAL).loc["walks-small"]
+    loses = "points ({:.1f} to {:.1f}) in a policy of 1.9M parameters, told with all comparisons of that test in mind"
+    size = "by {:.1f} " + loses + ", and by {:.1f} ({:.2f} to {:.1f}) in one of 10.9M"
+    limits = [100 * line[name] for line in (small, medium) for name in ("difference", "low", "high")]
+    assert size.format(*limits) in at_the_top
+    mean, limits = (
+        100 * fixed["difference"],
+        equivalence(*deviations.loc[("walks-small", EQUAL, FIXED)][["points", "deviates"]], 32),
+    )
+    assert (
+        f"at 6e-5 they end {mean:.1f} points below it (90 % interval {-limits[1]:.1f} to {-limits[0]:.1f})"
+        in at_the_top
+    )
+    spread = deviations.xs(EQUAL, level="lr")["deviates"]
+    assert f"A pair deviates by {spread.min():.1f} to {spread.max():.1f} points at this rate" in at_the_top
+    assert without_zero(f"(p of equivalence {medium['p_same']:.3f})") in text
+    assert without_zero(f"Not shown on `walks-small` (p of equivalence {fixed['p_same']:.2f})") in text
+    of_medium = deviations.loc[("walks-medium", EQUAL, "mxfp4-rceil")]
+    low = equivalence(of_medium["points"], of_medium["deviates"], 32)[0]
+    assert f"leaves the margin by {-0.7 - low:.2f} points" in text
+    found = []
+    for preset in WALKS:
+        d = fresh(preset, "bf16", "val_loss_bf16") - fresh(preset, "mxfp4-rceil", "val_loss_bf16")
+        assert d.mean() == pytest.approx(deviations.loc[(preset, EQUAL, "mxfp4-rceil"), "in_bf16"])
+        found += [round(x, 2) for x in interval(d)[:3]]
+    said = "evaluated in BF16 it is {:.2f} points ({:.2f} to {:.2f}) and {:.2f} ({:.2f} to {:.2f})"
+    assert said.format(*found) in text
+    low, high = equivalence(of_medium["in_bf16"], of_medium["deviates_in_bf16"], 32)
+    assert f"within the margin (90 %: {low:.2f} to {high:.2f})" in text
+    assert low > -0.7
+    first, second = (fresh(preset, "bf16") - fresh(preset, "mxfp4-rceil") for preset in WALKS)
+    welch = ttest_ind(second, first, equal_var=False)
+    limits = welch.confidence_interval(0.95)
+    said = f"loses {(second.mean() - first.mean()):.2f} points less ({limits.low:.2f} to {limits.high:.2f}, p = "
+    assert said + short(welch.pvalue) in text
+    plain = [compared("mxfp4-rceil").loc[preset, "difference"] for preset in WALKS]
+    assert plain[1] > plain[0], "at 2.4e-4 it is not so"
+    d = fresh("walks-small", "bf16") - fresh("walks-small", FIXED)
+    assert d.idxmin() == 65
+    rest = d.drop(65)
+    said = "hangs on seed 65, which loses {:.1f} points: the other 31 pairs have {:.2f} points, and a "
+    said += "90 % interval within the margin, {:.2f} to {:.2f}."
+    assert said.format(-d[65], rest.mean(), *equivalence(rest.mean(), rest.std(), 31)) in text
+    between = compared(FIXED, "mxfp4-rceil", EQUAL).loc["walks-small"]
+    mean, low, high = points(between)
+    assert f"{mean:+.2f} points ({low:.2f} to {high:+.2f}, p = {short(between['p'])})" in text
+    assert f"by 32 pairs: {mean:+.1f} points ({low:.1f} to {high:+.1f})" in at_the_top
+    d = fresh("walks-small", "mxfp4-rceil") - fresh("walks-small", FIXED)
+    better, worse = (d > 0).sum(), (d < 0).sum()
+    p = short(binomtest(int(better), int(better + worse)).pvalue)
+    assert f"{better} seeds are better and {worse} worse (sign test p = {p})" in text
+
+
+def test_how_many_pairs_the_equivalence_test_would_take(page, deviations):
+    text = section(page, "As good as BF16?")
+    fixed, medium, small = (
+        deviations.loc[of]
+        for of in (
+            ("walks-small", EQUAL, FIXED),
+            ("walks-medium", EQUAL, "mxfp4-rceil"),
+            ("walks-small", EQUAL, "mxfp4-rceil"),
+        )
+    )
+    at_zero = [chance_to_pass(0, line["deviates"], 32) for line in (fixed, medium)]
+    said = "32 show it with a chance of {:.0f} %, if pairs deviate by {:.1f} points, and of {:.0f} % by {:.1f}"
+    assert said.format(100 * at_zero[0], fixed["deviates"], 100 * at_zero[1], medium["deviates"]) in text
+    n = np.arange(2, 2000)
+    needed = [n[chance_to_pass(line["points"], line["deviates"], n) >= 0.8][0] for line in (fixed, medium)]
+    assert "{} pairs would show the fixes on `walks-small` as good, {} MXFP4 on".format(*needed) in text
+    assert small["points"] < -0.7, "no number of pairs"
+
+
+def chance_to_pass(mean, deviation, n):
+    """That both one-sided tests at 5 % are passed with n pairs of this mean and deviation (points)."""
+    error = deviation / np.sqrt(n)
+    above, below = ((0.7 + side) / error - stdtrit(n - 1, 0.95) for side in (mean, -mean))
+    return ndtr(above) + ndtr(below) - 1
+
+
+def test_what_is_as_good_as_bf16_at_the_rate_of_the_presets(page, compared, deviations):
+    rows = table(page, "| preset, decoder | recipe | pairs | points against BF16, 95 % | p | verdict |")
+    for cells, (preset, name) in zip(rows, COMPARED, strict=True):
+        line, pairs = compared(name).loc[preset], deviations.loc[(preset, PLAIN, name)]
+        assert line["lr_a"] == line["lr_b"] == PLAIN
+        assert int(cells[2]) == line["pairs"] == pairs["pairs"], name
+        assert numbers(cells[3]) == points(line), (preset, name)
+        assert round(pairs["points"], 2) == numbers(cells[3])[0]
+        assert cells[4:6] == [short(line["p"]), verdict(line)], (preset, name)
+        assert float(cells[6]) == round(pairs["deviates"], 1)
+        assert int(cells[7].replace(",", "")) == pairs["pairs_to_show_none"]
+    assert set(deviations.xs(PLAIN, level="lr").index) == set(COMPARED), "rows of walks came: the table lacks them"
+    assert set(deviations.index.get_level_values("lr")) == {EQUAL, PLAIN}
+
+
+def test_the_pairs_that_would_show_none_are_those_of_the_package(page, deviations):
+    std = deviations["deviates"].reset_index(drop=True) / 100
+    needed = seeds_to_decide(std * 0, std, MARGIN)
+    assert needed.to_numpy() == pytest.approx(deviations["pairs_to_show_none"], rel=0.03, abs=2)
+    text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
+    spread = deviations.xs(PLAIN, level="lr")["deviates"]
+    least, most = deviations.xs(PLAIN, level="lr")["pairs_to_show_none"].agg(["min", "max"])
+    said = (
+        f"by {spread.min():.0f} to {spread.max():.0f} at 2.4e-4, where {least:.0f} to {most:,.0f} pairs would be needed"
+    )
+    assert said in at_the_top
+    half = (spread.min() / 100) * stdtrit(31, 0.95) / 32**0.5
+    assert f"90 % interval of 32 pairs is ±{100 * half:.1f} points wide" in text
+    assert half > MARGIN
+    assert f"A pair deviates by {spread.min():.1f} to {spread.max():.1f} points" in text
+    tried = pd.Series(np.arange(0.01, 2, 0.01) / 100)
+    enough = tried[seeds_to_decide(tried * 0, tried, MARGIN) <= 32].max()
+    assert f"chance of 80 % it takes {100 * enough:.1f} points at most" in text
+
+
+def test_what_the_page_makes_of_the_comparisons_at_the_rate_of_the_presets(page, store, compared):
+    text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
+    small, medium = (compared("mxfp4-rceil").loc[preset] for preset in WALKS)
+    alone = compared(IN_ROLLOUTS, "mxfp4-rceil").loc["walks-small"]
+    found = "At 2.4e-4 it is {:.1f} points ({:.1f} to {:.1f}, {} pairs) and {:.1f} ({:.1f} to {:.1f}, {})".format(
+        *(100 * small["difference"], 100 * small["low"], 100 * small["high"], small["pairs"]),
+        *(100 * medium["difference"], 100 * medium["low"], 100 * medium["high"], medium["pairs"]),
+    )
+    assert found in at_the_top
+    mean, low, high = (-100 * alone[name] for name in ("difference", "high", "low"))
+    assert f"by {mean:.1f} points at the smaller size ({low:.1f} to {high:.1f}, {alone['pairs']} pairs)" in at_the_top
+    p = short(alone["p"])
+    assert f"is {mean:.2f} points better than in all operands ({low:+.2f} to {high:+.2f}, p = {p})" in text
+    other = compared(IN_ROLLOUTS, "mxfp4-rceil").loc["small"]
+    assert f"On `rl:small` it is {-100 * other['difference']:.2f} (p = {short(other['p'])})" in text
+    assert "(Holm's p {} and {})".format(*map(short, holm([alone["p"], other["p"]]))) in text
+    p = [compared(name).loc[preset, "p"] for preset, name in COMPARED[5:]]
+    assert len(p) == 6
+    assert f"(Holm's p {holm(p).min():.2f})".replace("0.", ".") in text
+    means = [-100 * compared("mxfp4-rceil").loc[preset, "difference"] for preset in ("small", *WALKS)]
+    assert f"by {-max(means):.1f} to {-min(means):.1f} points" in text
+    lanes = store.sql(f"FROM runs WHERE steps = 160 AND lr = {PLAIN}").set_index(["preset", "recipe_label", "seed"])
+    lanes = lanes.sort_index()
+    for preset in WALKS:
+        bf16, mxfp4 = (lanes.loc[(preset, name), "val_loss_bf16"] for name in ("bf16", "mxfp4-rceil"))
+        mean, low, high, _ = interval(100 * (bf16 - mxfp4).dropna().sort_index())
+        assert f"{mean:.2f} points ({low:.2f} to {high:+.2f})" in text
+    assert f"the lowest of the {len(lanes)} lanes at 2.4e-4 ends at {100 * lanes['val_metric'].min():.1f} %" in text
+
+
+def test_compare_sets_walks_small_side_by_side_at_two_rates(page, store):
+    """What the page warns of."""
+    runs = store.runs()
+    ids = runs.drop_duplicates("recipe_label").set_index("recipe_label")["config_id"]
+    line = compare(runs, ids["mxfp4-rceil"], ids["bf16"], MARGIN).set_index("preset").loc["walks-small"]
+    assert (line["lr_a"], line["lr_b"], line["pairs"]) == (PLAIN, EQUAL, 3)
+    assert "at different rates, by three seeds" in section(page, "As good as BF16?")
