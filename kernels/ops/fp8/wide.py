@@ -51,7 +51,7 @@ def _noted(a_ptr, b_ptr, lane, count_a, count_b):
 
 @triton.jit
 def _any_of(ptr, noted, lane, begin, lines, segments, LINES: tl.constexpr):
-    """Whether an operand has a flag in its LINES lines from each of `begin` on, int32 [n]; n lines may lie beyond all.
+    """1 where an operand has a flag in its LINES lines from `begin` on, int32 [n], else 0; they may lie beyond all.
     noted: 0 if none of the lane has one."""
     found = tl.full((begin.shape[0], _WORDS), 0, tl.int32)
     if noted > 0:
@@ -108,22 +108,11 @@ def _exact(ptr, power_ptr, flags_ptr, wide_ptr, lane, line, lines, segment, alon
 
 
 @triton.jit
-def _of_flagged(
-    a,
-    b,
-    lane,
-    row,
-    column,
-    noted,
-    rows,
-    columns,
-    length,
-    ALONG: tl.constexpr,
-    MANTISSA_A: tl.constexpr,
-    MANTISSA_B: tl.constexpr,
-):
-    """A tile's products of what is wide in either operand, float32. a, b: values, power, flags and wide of each;
-    noted: as in `_flagged`, of each."""
+def _of_flagged(a, b, tile, noted, sizes, ALONG: tl.constexpr, MANTISSA_A: tl.constexpr, MANTISSA_B: tl.constexpr):
+    """A tile's products of what is wide in either operand, float32. a, b: values, power, flags and wide of each; tile:
+    lane, rows and columns; noted: as in `_flagged`, of each; sizes: rows, columns and contraction of the product."""
+    lane, row, column = tile
+    rows, columns, length = sizes
     segments = (length + _SEGMENT - 1) // _SEGMENT
     out = tl.full((row.shape[0], column.shape[0]), 0.0, tl.float32)
     for first in range(0, segments, _AT_A_TIME):
@@ -207,8 +196,8 @@ def _wide_kernel(
                 a = a_ptr, power_a_ptr, flags_a_ptr, wide_a_ptr
                 b = b_ptr, power_b_ptr, flags_b_ptr, wide_b_ptr
                 if ADDED:
-                    place = lane, row, column, noted, rows, columns, length
-                    out = _of_flagged(a, b, *place, ALONG, MANTISSA_A, MANTISSA_B)
+                    of_tile, sizes = (lane, row, column), (rows, columns, length)
+                    out = _of_flagged(a, b, of_tile, noted, sizes, ALONG, MANTISSA_A, MANTISSA_B)
                 else:
                     out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
                     for start in range(0, length, ALONG):
