@@ -78,7 +78,7 @@ def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _sizes(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of `halve.toml` and `quartet2-10M.toml` that two sizes have: its gap at each."""
+    """A row for each recipe of HALVE and of `quartet2-10M.toml` that two sizes have: its gap at each."""
     lines = summarize(runs[runs["task"].eq("language")])
     lines = lines[lines["config_id"].isin(GROUPS) & lines["gap"].notna()]
     sizes = by_size(lines["preset"].unique())
@@ -169,9 +169,11 @@ def _slots(recipe: Recipe) -> tuple[list[Quantizer], list[Quantizer]]:
     return forward, [recipe.slot(slot) for slot in SLOTS if not slot.startswith("fprop")]
 
 
-GROUPS = groups("halve.toml", "quartet2-10M.toml")
+HALVE = "halve.toml", "halve-rest.toml"
+"""Spaces of the recipes of stage *halve*."""
+GROUPS = groups(*HALVE, "quartet2-10M.toml")
 """Of the recipes of the stages before *scale* that are trained at 10M."""
-HALVED = {recipe.canonical().config_id for recipe in Space.load(HERE / "halve.toml").recipes()}
+HALVED = set(groups(*HALVE))
 """Recipes of stage *halve*."""
 
 OF_EARLIER = {
