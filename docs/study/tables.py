@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from cells import gap, interval, markdown
 from growth import OF_ALL, OF_SCALE, SCALE
+from images import OF_IMAGES
 from sizes import HALVED, OF_EARLIER, one_machine
 
 from fp4dse.dse import Space, recipe_from_dict
@@ -46,7 +47,7 @@ def main() -> None:
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
     scale = runs["seed"].isin(SCALE)
-    groups = (_OF_RUNS | OF_ALL, runs), (OF_SCALE, runs[scale]), (OF_EARLIER, one_machine(runs[~scale]))
+    groups = (_OF_RUNS | OF_ALL | OF_IMAGES, runs), (OF_SCALE, runs[scale]), (OF_EARLIER, one_machine(runs[~scale]))
     named = {marker: partial(make, of) for makers, of in groups for marker, make in makers.items()}
     for marker in re.findall(r"<!-- (?!end)(.+) -->", text):
         table = markdown(named[marker]()) if marker in named else _table(marker, runs, effects, questions)
@@ -233,7 +234,7 @@ def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 _OF_RUNS = {"lanes": _lanes, "gradient-range": _gradient_range, "pairs": _pairs, "confirm": _confirm}
-"""Marker -> rows of its table; those that compare sizes are in sizes.py."""
+"""Marker -> rows of its table; those that compare sizes are in sizes.py, those of images in images.py."""
 
 
 if __name__ == "__main__":
