@@ -52,7 +52,8 @@ def _images(runs: pd.DataFrame) -> list[dict[str, object]]:
         row["worse than BF16, better"] = f"{sum(told & (means > 0))}, {sum(told & (means < 0))}"
         for other in ("language:0.4M", "regression:deep"):
             both = pd.concat([means, _gaps(runs, other).mean(axis=1)], axis=1, join="inner")
-            row[f"Spearman with {other}"] = f"{spearmanr(both[0], both[1]).statistic:.2f}, {len(both)} recipes"
+            order = spearmanr(both[0], both[1])
+            row[f"Spearman with {other}"] = f"{order.statistic:.2f}, {len(both)} recipes, p = {order.pvalue:.1g}"
         mine = (runs["task"] + ":" + runs["preset"]).eq(task)
         lines = effects_of(runs[mine], load_questions(QUESTIONS)).query("evaluation == 'quantized'")
         for line in lines.itertuples():
@@ -62,7 +63,7 @@ def _images(runs: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _named(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of SHOWN: its gaps on images."""
+    """A row for each recipe of SHOWN: its gaps on images; then what the last is worth against the one before."""
     labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"].astype(str)
     columns = [(task, "gap_matched", task) for task in TASKS] + [(f"{TASKS[1]} in BF16", "gap_bf16", TASKS[1])]
     gaps = {heading: _gaps(runs, task, column) for heading, column, task in columns}
@@ -71,7 +72,9 @@ def _named(runs: pd.DataFrame) -> list[dict[str, object]]:
         recipe = Recipe.named(name).config_id
         values = {heading: interval(np.asarray(of.loc[recipe])) for heading, of in gaps.items()}
         rows.append({"recipe": f"`{name}`: {labels[recipe]}", **values})
-    return rows
+    before, after = (Recipe.named(name).config_id for name in SHOWN[-2:])
+    worth = {heading: interval((of.loc[after] - of.loc[before]).to_numpy()) for heading, of in gaps.items()}
+    return [*rows, {"recipe": "*the last for the one before*", **worth}]
 
 
 OF_IMAGES = {"images": _images, "named": _named}
