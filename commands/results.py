@@ -6,7 +6,7 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,9 @@ from fp4dse.commands.options import AsJson, Chip, Model, StorePath
 from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows, print_tables
 from fp4dse.commands.topics import new_app, open_given, under
 from fp4dse.dse import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 app = new_app()
 command = under(app, "Read")
@@ -114,6 +117,9 @@ def compare(
             "Default: as much as 2 % more tokens; 0.7 points."
         ),
     ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Lanes at this rate alone. Default: each recipe at its best.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds.
@@ -129,7 +135,7 @@ def compare(
     from fp4dse.sweeps.arguments import find_stored
 
     within, unit = read_margin(margin) if margin is not None else (None, "")
-    runs = open_given(store).runs(margins=True)
+    runs = _at_rate(open_given(store).runs(margins=True), lr)
     a = find_stored(recipe_a, runs)
     check_unit(unit, runs[runs["config_id"].eq(a)])
     if recipe_b is None:
@@ -157,6 +163,17 @@ def compare(
                 with written_in(units(runs).get((line["task"], line["preset"]))):
                     same = Margin(line["margin"], line["margin_of"]).sentence()
                 print(f"{line['task']} ({line['preset']}): {same}.")
+
+
+def _at_rate(runs: pd.DataFrame, lr: float | None) -> pd.DataFrame:
+    """The rows of a frame at one learning rate, all of them for None."""
+    if lr is None:
+        return runs
+    chosen = runs[runs["lr"].eq(lr)]
+    if chosen.empty:
+        rates = ", ".join(f"{rate:g}" for rate in sorted(runs["lr"].dropna().unique()))
+        raise ConfigError("--lr", lr, f"a rate of the store: {rates}")
+    return chosen
 
 
 @command(epilog="Example: fp4dse answer docs/study/questions.toml --store docs/study/store")

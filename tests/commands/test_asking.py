@@ -92,6 +92,14 @@ def test_compare_takes_names_and_files_and_ids(run, finished):
     assert_one_line(run("compare", "mxfp4", "ue5m3-sr"), 2, "recipe: found 'ue5m3-sr'", "bf16, mxfp4, nvfp4")
 
 
+def test_compare_takes_one_rate_for_both(run, finished):
+    [rate] = {row["lr"] for row in json.loads(run("query", "SELECT DISTINCT lr FROM runs", "--format", "json").out)}
+    assert run("compare", "mxfp4", "nvfp4", "--lr", str(rate)).out == run("compare", "mxfp4", "nvfp4").out
+    assert_one_line(
+        run("compare", "mxfp4", "nvfp4", "--lr", "7"), 2, "--lr: found 7.0", f"a rate of the store: {rate:g}"
+    )
+
+
 def test_compare_of_one_recipe_lists_what_single_changes_do(run, finished):
     lines = json.loads(run("compare", "nvfp4", "--json").out)
     assert {(line["factor"], line["level"]) for line in lines} >= {("wgrad.rotation", "rht16")}

@@ -213,7 +213,7 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         if line["diverged_a"] or line["diverged_b"]:
             line |= {"verdict": "diverged", "more_seeds": np.nan}
         with written_in(POINTS if shares else None):
-            lines.append({**line, "verdict": _sentence(line)})
+            lines.append({**line, "verdict": _sentence(line) + _rates(line)})
     if not lines:
         raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
     columns = [*SETTING, "label_a", "label_b", "lr_a", "lr_b", "pairs", "diverged_a", "diverged_b", "difference"]
@@ -230,6 +230,14 @@ def _check(runs: pd.DataFrame, config_id: str | None, margin: float | None) -> N
 def _lowest(recipes: pd.Index, values: NDArray[np.float64], eligible: NDArray[np.bool_]) -> str | None:
     found = mean_interval(values)["mean"].where(eligible)
     return None if found.isna().all() else recipes[found.argmin()]
+
+
+def _rates(line: dict[str, Any]) -> str:
+    """What to know of two recipes that are compared at different rates."""
+    if line["lr_a"] == line["lr_b"]:
+        return ""
+    of = [f"{_quoted(line[f'label_{side}'])} {line[f'lr_{side}']:g}" for side in "ab"]
+    return f" Each is at a rate of its own: {', '.join(of)} (--lr takes one for both)."
 
 
 def _sentence(line: dict[str, Any]) -> str:

@@ -48,6 +48,18 @@ def test_a_difference_is_said_as_a_change_of_the_loss_and_not_as_its_logarithm(r
     assert "p < 0.001" in found
 
 
+def test_recipes_at_different_rates_are_said_to_be_so(runs):
+    """More seeds win over a lower loss, so that a rate may be chosen for one recipe that the other has few seeds at."""
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    rows = runs(**{"nvfp4": [0.5, 0.6], "nvfp4@2e-3": [0.8, 0.9, 0.7], "mxfp4": [0.7, 0.6, 0.8]})
+    line = compare(rows, *ids).iloc[0]
+    assert (line["lr_a"], line["lr_b"], line["pairs"]) == (2e-3, 1e-3, 3)
+    assert line["verdict"].endswith(
+        " Each is at a rate of its own: nvfp4 0.002, mxfp4 0.001 (--lr takes one for both)."
+    )
+    assert "rate" not in compare(rows[rows["lr"].eq(1e-3)], *ids)["verdict"].iloc[0]
+
+
 def test_compare_refuses_recipes_that_cannot_be_compared(runs):
     frame = runs(bf16=[0.5], nvfp4=[0.5])
     bf16, nvfp4 = (Recipe.named(name).config_id for name in ("bf16", "nvfp4"))
