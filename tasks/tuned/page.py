@@ -36,8 +36,8 @@ stopped.
 A question mark stands where the seeds of the tuning do not tell the best rate from one that is four times as high or as
 low, by a paired t test at 5 %: there it may be the best by luck. One seed tells nothing.
 
-The last column is BF16's loss with the best of weight decay 0.1 or 0.3, clipping at norm 1 or both, against the preset's
-own numbers, which it keeps.
+The last column is BF16's loss with the best of weight decay 0.1 or 0.3, clipping at norm 1 or both, against the
+preset's own numbers, which it keeps. Where decay 0.3 is the best, more may be better still: it was not tried.
 
 ## Which presets tell recipes apart?
 

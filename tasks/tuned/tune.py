@@ -2,126 +2,40 @@
 
 Each class of recipes, by one recipe of it, is trained at rates a factor of two apart; the grid grows until no class has
 its best rate at an edge, and the rates beside the best are tried last. Then weight decay and clipping are tried at the
-best rate and at twice that. The resolution of the preset comes from other seeds: BF16, NVFP4 and MXFP4 at their rates.
-`--fresh 0` ends with the rates, and `--numbers` adds weight decay and clipping to a file that ended there. Where the
-preset has a file, classes that are not tuned again keep their curves in it. `--jobs 8` trains populations in so many
-workers (worker.py) at a time, dealt out among the GPUs; what is finished in the folder of `--work` is not trained
-again, so that the same command goes on from there. `--lacking` leaves out presets whose file has all that is asked for.
+best rate and at twice that, and beyond the largest where that is the best. The resolution of the preset comes from
+other seeds: BF16, NVFP4 and MXFP4 at their rates. `--fresh 0` ends with the rates, and `--decay` adds weight decay and
+clipping to a file that ended there. Where the preset has a file, classes that are not tuned again keep their curves in
+it. `--jobs 8` trains populations in so many workers (worker.py) at a time, dealt out among the GPUs; what is finished
+in the folder of `--work` is not trained again, so that the same command goes on from there. `--lacking` leaves out
+presets whose file has all that is asked for.
 It needs the packages of a worker alone, so that it runs on any machine that trains.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.optimizer import SGD
 from fp4dse.dse.reading.files import decode_json
-from fp4dse.dse.training import Training
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import get_task
-from fp4dse.tasks.engine import train
-from fp4dse.tasks.job import Job, JobResult, Lane
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
-from fp4dse.tasks.tuned.workers import train_in_workers
+from fp4dse.tasks.tuned.decay import FACTOR, add_decay, decays_and_clips, in_order
+from fp4dse.tasks.tuned.trainer import Asked, Trainer, representatives
 
 FIRST_SEED, FIRST_FRESH = 1000, 2000
 """Seeds that no sweep has by itself."""
-FACTOR, FEWEST, MOST = 2.0, 5, 24
-"""Rates: factor between neighbours, fewest and most of a class (SGD's are a thousand times those of AdamW)."""
+FEWEST, MOST = 5, 24
+"""Rates of a class, fewest and most; SGD's are a thousand times those of AdamW."""
 USUAL = ("bf16", "forward", "backward", "stable-spam", "stable-spam-bf16")
-DECAYS, CLIP = (0.0, 0.1, 0.3), 1.0
 CHECKED = ("bf16", "nvfp4", "mxfp4")
-
-
-def representatives() -> dict[str, Recipe]:
-    """Class -> the recipe that it is tuned with."""
-    bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
-    spam, sgd = Recipe.named("nvfp4-stable-spam").training, Training(optimizer=SGD())
-    muon = Recipe.named("nvfp4-muon").training
-    return {
-        "bf16": bf16,
-        "forward": nvfp4,
-        "backward": msgspec.structs.replace(nvfp4, fprop=bf16.fprop),
-        "stable-spam": msgspec.structs.replace(nvfp4, training=spam),
-        "stable-spam-bf16": msgspec.structs.replace(bf16, training=spam),
-        "sgd": msgspec.structs.replace(nvfp4, training=sgd),
-        "sgd-bf16": msgspec.structs.replace(bf16, training=sgd),
-        "muon": msgspec.structs.replace(nvfp4, training=muon),
-        "muon-bf16": msgspec.structs.replace(bf16, training=muon),
-    }
-
-
-class Asked(NamedTuple):
-    """A point to be trained; weight_decay, clip: as in Point."""
-
-    of: str
-    recipe: Recipe
-    lr: float
-    weight_decay: float | None = None
-    clip: float | None = None
-
-    def lane(self, seed: int) -> Lane:
-        """The point as a lane of a seed."""
-        numbers = {"weight_decay": self.weight_decay, "clip": self.clip}
-        given = {name: value for name, value in numbers.items() if value is not None}
-        training = msgspec.structs.replace(self.recipe.training, **given)
-        return Lane(msgspec.structs.replace(self.recipe, training=training), self.lr, seed)
-
-
-class Trainer:
-    """Trains points of one preset, at most so many lanes at a time, and says how far it is on standard error. jobs:
-    workers at a time; work: the folder of their jobs, None for one that is deleted; with one job and no folder this
-    process trains itself."""
-
-    def __init__(self, task: Task, device: str, most: int, jobs: int = 1, work: Path | None = None) -> None:
-        self.task, self.device, self.most, self.begin = task, device, most, time.monotonic()
-        self.jobs, self.work = jobs, work
-
-    def points(self, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Point]:
-        """The points, each on the seeds."""
-        populations: dict[object, list[tuple[int, Lane]]] = {}
-        for number, one in enumerate(asked):
-            members = populations.setdefault(one.recipe.signature(), [])
-            members.extend((number, one.lane(seed)) for seed in seeds)
-        parts = [
-            members[start : start + self.most]
-            for members in populations.values()
-            for start in range(0, len(members), self.most)
-        ]
-        losses: list[list[float | None]] = [[] for _ in asked]
-        results = self._results([[lane for _, lane in part] for part in parts])
-        for part, result in zip(parts, results, strict=True):
-            for (number, _), lane in zip(part, result.lanes, strict=True):
-                losses[number].append(lane.val_loss)
-            said = f"{time.monotonic() - self.begin:7.0f} s: {len(part)} lanes in {result.train_s:.0f} s"
-            print(said, file=sys.stderr)
-        return [Point(a.of, a.lr, loss, a.weight_decay, a.clip) for a, loss in zip(asked, losses, strict=True)]
-
-    def _results(self, populations: Sequence[Sequence[Lane]]) -> Iterator[JobResult]:
-        """The result of each population."""
-        if self.jobs == 1 and self.work is None:
-            yield from (train(self.task, lanes, self.device) for lanes in populations)
-            return
-        task = self.task
-        with tempfile.TemporaryDirectory() as own:
-            jobs = [
-                Job(task.name, task.preset, list(lanes), self.device, origin=task.origin, digest=task.digest)
-                for lanes in populations
-            ]
-            yield from train_in_workers(jobs, self.work or Path(own), self.jobs)
 
 
 def tune(
@@ -147,47 +61,17 @@ def tune(
         grids = {of: _beyond(curve, of) for of in classes}
     found = Tuned(task.name, task.preset, data, task.rev, task.steps, device, chosen, curve, [], [])
     if not fresh:
-        found = msgspec.structs.replace(found, curve=sorted(curve, key=_order))
+        found = msgspec.structs.replace(found, curve=sorted(curve, key=in_order))
         return merged(found, before) if before else found
-    curve += _numbers(trainer, found)
+    curve += decays_and_clips(trainer, found)
     if before and not {"bf16", "forward"} & {*classes}:
         return merged(msgspec.structs.replace(found, curve=curve), before)
     later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
     known = merged(found, before).rates if before else found.rates  # a class that stays is checked at its own rate
     rates = {name: known.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
     check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
-    found = msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
+    found = msgspec.structs.replace(found, curve=sorted(curve, key=in_order), fresh_seeds=later, check=check)
     return merged(found, before) if before else found
-
-
-def add_numbers(trainer: Trainer, before: Tuned) -> Tuned:
-    """The findings of rates, with weight decay and clipping tried on the same seeds. ConfigError if they are of another
-    revision, length or device."""
-    task = trainer.task
-    for name, value in {"rev": task.rev, "steps": task.steps, "device": trainer.device}.items():
-        if value != (then := getattr(before, name)):
-            raise ConfigError(
-                name, value, f"{then}, as the file of {task.name}:{task.preset} has it, or tune its rates again"
-            )
-    own = [point for point in before.curve if point.is_own]
-    found = msgspec.structs.replace(before, curve=own)
-    return msgspec.structs.replace(found, curve=sorted(own + _numbers(trainer, found), key=_order))
-
-
-def _numbers(trainer: Trainer, found: Tuned) -> list[Point]:
-    """Other weight decays and clips at the best rate of a class and at twice that, on the seeds of the rates."""
-    task, recipes = trainer.task, representatives()
-    decays = [None, *(decay for decay in DECAYS if decay != task.weight_decay)]
-    clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
-    others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
-    asked = [
-        Asked(of, recipes[of], found.rates[of] * times, decay, clip)
-        for of in ("bf16", "forward")
-        if of in found.rates
-        for times in (1, FACTOR)
-        for decay, clip in others
-    ]
-    return trainer.points(asked, found.seeds)
 
 
 def has_all(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: int, fresh: int) -> bool:
@@ -217,7 +101,7 @@ def merged(found: Tuned, before: Tuned) -> Tuned:
     """The findings, with the curves of those before for classes that were not tuned again, and their check if there is
     no new one."""
     new = {point.of for point in found.curve}
-    curve = sorted([*found.curve, *(point for point in before.curve if point.of not in new)], key=_order)
+    curve = sorted([*found.curve, *(point for point in before.curve if point.of not in new)], key=in_order)
     check = found if found.check else before
     return msgspec.structs.replace(found, curve=curve, fresh_seeds=check.fresh_seeds, check=check.check)
 
@@ -244,10 +128,6 @@ def _beyond(curve: Sequence[Point], of: str) -> list[int]:
     return [numbers[-1] + 1, numbers[-1] + 2] if best == len(points) - 1 else []
 
 
-def _order(point: Point) -> tuple[str, float, float, float]:
-    return point.of, point.weight_decay or 0.0, point.clip or 0.0, point.lr
-
-
 def write(found: Tuned, folder: Path) -> Path:
     """Write the file of a preset, a line a point."""
     file = folder / file_name(found.task, found.preset, found.data)
@@ -266,7 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--classes", nargs="+", default=USUAL, choices=CLASSES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fresh", type=int, default=5)
-    parser.add_argument("--numbers", action="store_true", help="only weight decay and clipping, at the file's rates")
+    parser.add_argument("--decay", action="store_true", help="only weight decay and clipping, at the file's rates")
     parser.add_argument("--most", type=int, default=64, help="lanes that train together")
     parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
     parser.add_argument("--work", type=Path, help="folder of their jobs, from which the same command goes on")
@@ -280,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         named = data.partition("?")[0]
         file = asked.folder / file_name(one.name, one.preset, named)
         before = decode_json(file.read_bytes(), Tuned) if file.is_file() else None
-        if asked.numbers:
+        if asked.decay:
             full = before is not None and not all(point.is_own for point in before.curve)
         else:
             full = before is not None and has_all(before, one, asked.device, asked.classes, asked.seeds, asked.fresh)
@@ -288,10 +168,10 @@ def main(arguments: list[str] | None = None) -> None:
             print(file, "has all of it:", before.rates, flush=True)
             continue
         trainer = Trainer(one, asked.device, asked.most, asked.jobs, asked.work)
-        if asked.numbers:
+        if asked.decay:
             if before is None:
                 raise ConfigError("preset", text, f"one whose rates are tuned: {file} is not there")
-            found = add_numbers(trainer, before)
+            found = add_decay(trainer, before)
         else:
             found = tune(trainer, named, asked.classes, asked.seeds, asked.fresh, before)
         print(write(found, asked.folder), found.rates, flush=True)

@@ -17,9 +17,11 @@ from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
+from fp4dse.tasks.tuned.decay import add_decay, further
 from fp4dse.tasks.tuned.page import page, untuned
 from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
-from fp4dse.tasks.tuned.tune import Trainer, add_numbers, has_all, kept, main, merged, representatives, tune
+from fp4dse.tasks.tuned.trainer import Trainer, representatives
+from fp4dse.tasks.tuned.tune import has_all, kept, main, merged, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
 
 SHIPPED = all_tuned()
@@ -206,24 +208,48 @@ def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(
 def test_weight_decay_and_clipping_are_added_at_the_rates_that_a_file_has(tmp_path, capsys):
     asked = ["regression:smoke", "--seeds", "2", "--folder", str(tmp_path)]
     with pytest.raises(ConfigError, match="preset: found 'regression:smoke'; accepted: one whose rates are tuned"):
-        main([*asked, "--numbers"])
+        main([*asked, "--decay"])
     main([*asked, "--fresh", "0", "--classes", "bf16", "forward", "sgd-bf16"])
     [file] = tmp_path.iterdir()
     before = decode_json(file.read_bytes(), Tuned)
-    main([*asked, "--numbers"])
+    main([*asked, "--decay"])
     after = decode_json(file.read_bytes(), Tuned)
     assert [point for point in after.curve if point.is_own] == before.curve
     others = {(p.of, p.lr, p.weight_decay, p.clip) for p in after.curve if not p.is_own}
     rates = {of: {before.rates[of], 2 * before.rates[of]} for of in ("bf16", "forward")}
     numbers = {(decay, clip) for decay in (None, 0.1, 0.3) for clip in (None, 1.0)} - {(None, None)}
-    assert others == {(of, lr, *pair) for of in rates for lr in rates[of] for pair in numbers}
+    assert others >= {(of, lr, *pair) for of in rates for lr in rates[of] for pair in numbers}
+    for of in rates:  # the best is inside, or as far as it goes
+        best = min((p for p in after.curve if p.of == of), key=lambda point: point.mean)
+        assert (
+            best.is_own or best.lr < max(lr for name, lr, *_ in others if name == of) or best.lr == 8 * before.rates[of]
+        )
     at_once = tune(Trainer(get_task("regression", "smoke"), "cpu", 64), "", ["bf16", "forward"], seeds=2, fresh=1)
     assert [p for p in after.curve if p.of != "sgd-bf16"] == at_once.curve
     capsys.readouterr()
-    main([*asked, "--numbers", "--lacking"])
+    main([*asked, "--decay", "--lacking"])
     assert "has all of it" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"steps: found .*; accepted: 7, as the file of regression:smoke has it"):
-        add_numbers(Trainer(get_task("regression", "smoke"), "cpu", 64), msgspec.structs.replace(after, steps=7))
+        add_decay(Trainer(get_task("regression", "smoke"), "cpu", 64), msgspec.structs.replace(after, steps=7))
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({(1, None, 1.0): 0.9, (1, 0.3, None): 1.1, (2, None, 1.0): 1.0}, []),  # inside: no larger decay, half the rate
+        ({(1, 0.3, None): 0.9, (2, 0.3, None): 1.1, (1, 0.1, None): 1.0}, [(1, 1.0, None)]),
+        ({(1, 1.0, 1.0): 0.9, (2, 0.3, None): 1.1}, [(1, 3.0, 1.0)]),
+        ({(1, 3.0, None): 0.9, (2, 0.3, None): 1.1}, []),
+        ({(1, 0.1, None): 1.0, (2, 0.3, None): 0.9}, [(2, 1.0, None), (4, 0.3, None)]),
+        ({(1, 0.1, None): 1.9, (2, 0.3, None): 1.8}, []),  # the preset's own is better than all
+    ],
+)
+def test_settings_go_beyond_what_is_the_best_at_an_edge(losses, expected):
+    """Losses by how many times the rate of the class, decay and clip; the class's own at its rate is 1.5."""
+    rate = 0.0078
+    found = msgspec.structs.replace(made(bf16=[1.0, 2.0]), curve=[Point("bf16", rate, [1.5])])
+    points = [Point("bf16", times * rate, [loss], decay, clip) for (times, decay, clip), loss in losses.items()]
+    assert further(points, found, "bf16") == [(times * rate, decay, clip) for times, decay, clip in expected]
 
 
 def test_a_check_holds_each_recipe_at_the_rate_of_its_class_though_only_one_of_them_is_tuned_again():

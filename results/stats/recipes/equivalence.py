@@ -233,7 +233,7 @@ def _lowest(recipes: pd.Index, values: NDArray[np.float64], eligible: NDArray[np
 
 
 def _rates(line: dict[str, Any]) -> str:
-    """What to know of two recipes that are compared at different rates."""
+    """A sentence on two recipes that are compared at different rates, else nothing."""
     if line["lr_a"] == line["lr_b"]:
         return ""
     of = [f"{_quoted(line[f'label_{side}'])} {line[f'lr_{side}']:g}" for side in "ab"]

@@ -1,0 +1,73 @@
+"""Weight decay and clipping, tried at the rates that were tuned."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from fp4dse.dse import ConfigError
+from fp4dse.tasks.tuned import Point, Tuned
+from fp4dse.tasks.tuned.trainer import Asked, Trainer, representatives
+
+FACTOR = 2.0
+"""Between neighbouring rates."""
+DECAYS, CLIP = (0.0, 0.1, 0.3), 1.0
+BEYOND, MOST_TIMES = (1.0, 3.0), 8
+"""Decays where the largest is the best, and how many times its rate a class is tried at, at most."""
+
+
+def add_decay(trainer: Trainer, before: Tuned) -> Tuned:
+    """The findings of rates, with weight decay and clipping tried on the same seeds. ConfigError if they are of another
+    revision, length or device."""
+    task = trainer.task
+    for name, value in {"rev": task.rev, "steps": task.steps, "device": trainer.device}.items():
+        if value != (then := getattr(before, name)):
+            raise ConfigError(
+                name, value, f"{then}, as the file of {task.name}:{task.preset} has it, or tune its rates again"
+            )
+    own = [point for point in before.curve if point.is_own]
+    found = msgspec.structs.replace(before, curve=own)
+    return msgspec.structs.replace(found, curve=sorted(own + decays_and_clips(trainer, found), key=in_order))
+
+
+def decays_and_clips(trainer: Trainer, found: Tuned) -> list[Point]:
+    """Other weight decays and clips at the best rate of a class and at twice that, on the seeds of the rates."""
+    task, recipes = trainer.task, representatives()
+    decays = [None, *(decay for decay in DECAYS if decay != task.weight_decay)]
+    clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
+    others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
+    asked = [
+        Asked(of, recipes[of], found.rates[of] * times, decay, clip)
+        for of in ("bf16", "forward")
+        if of in found.rates
+        for times in (1, FACTOR)
+        for decay, clip in others
+    ]
+    points: list[Point] = []
+    while asked:
+        points += trainer.points(asked, found.seeds)
+        asked = [Asked(of, recipes[of], *setting) for of in found.rates for setting in further(points, found, of)]
+    return points
+
+
+def further(points: Sequence[Point], found: Tuned, of: str) -> list[tuple[float, float | None, float | None]]:
+    """Rates, decays and clips to try next of a class: beyond the largest decay, or rate, where that is the best and
+    better than the preset's own."""
+    tried = [point for point in points if point.of == of]
+    own = min(point.mean for point in found.curve if point.of == of and point.is_own)
+    if not tried or (best := min(tried, key=lambda point: point.mean)).mean >= own:
+        return []
+    settings: list[tuple[float, float | None, float | None]] = []
+    decay = best.weight_decay or 0.0
+    if decay == max(point.weight_decay or 0.0 for point in tried) and decay < BEYOND[-1]:
+        settings.append((best.lr, min(more for more in BEYOND if more > decay), best.clip))
+    if best.lr == max(point.lr for point in tried) and best.lr < MOST_TIMES * found.rates[of]:
+        settings.append((best.lr * FACTOR, best.weight_decay, best.clip))
+    return settings
+
+
+def in_order(point: Point) -> tuple[str, float, float, float]:
+    """Where a point stands in a file."""
+    return point.of, point.weight_decay or 0.0, point.clip or 0.0, point.lr
