@@ -4,15 +4,18 @@ By default it is what 2 % more tokens, or samples, would be worth to BF16 in the
 
     margin = log L(D) - log L(1.02 · D)
 
-With a law of BF16's loss over sizes (loss_law.py) L is that law. Without one it follows from BF16's training curve,
-mean over seeds, from a quarter of the steps on:
+With a law of BF16's loss over sizes (loss_law.py) L is that law. Where the revisions of a setting have too few sizes
+for one it is that of the newest other revision of engine or quantizers, of the same task, task revision and data, for
+sizes and tokens within those that it was fitted to: BF16 has no quantizers, and what tokens are worth hardly depends on
+the engine. Without any law it follows from BF16's training curve, mean over seeds, from a quarter of the steps on:
 
     margin = log 1.02 · -slope · min(1, training loss / held-out loss)          slope = d log L / d log step
 
 The last factor is for data that are read several times: there the training loss is lower, and falls faster, than the
-held-out loss that is compared. A run that is under way is not one that was planned shorter, so the figure is rough, and
-rather too small (docs/log.md has it beside runs that were longer). Where neither tells anything it is MARGIN, and
-`margin_of` says that this is assumed, and why.
+held-out loss that is compared. A run that is under way is not one that was planned shorter, so the figure is rough: 0.3
+to 1.0 of what longer runs say on five small presets of regression, vision and language (docs/log.md has them), and 2.1
+to 4.2 times what the law says on language:0.4M, 1M, 10M, 10M-long and 30M (docs/study/store). Where neither tells
+anything it is MARGIN, and `margin_of` says that this is assumed, and why.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from numpy.typing import NDArray
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.levels import POINTS, are_shares, log_or_nan
 from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, numbered, rows_at_best_lr
-from fp4dse.results.stats.sizes.loss_law import fit_law, why_no_law
-from fp4dse.results.stats.sizes.points import GROUP, sizes
+from fp4dse.results.stats.sizes.loss_law import Law, fit_law, why_no_law
+from fp4dse.results.stats.sizes.points import GROUP, Sizes, sizes
 from fp4dse.results.text.ratios import noun, size
 
 POINTS_MARGIN = 0.007
@@ -62,7 +65,7 @@ class Margin(NamedTuple):
     value: float
     """A log ratio above 0, or a share."""
     of: str
-    """BY_LAW, BY_CURVE, `given`, or `assumed: …` with the reason."""
+    """BY_LAW, with the revisions of the fit if they are others, BY_CURVE, `given`, or `assumed: …` with the reason."""
 
     def sentence(self) -> str:
         """For people; without a full stop."""
@@ -128,7 +131,8 @@ def margins(runs: pd.DataFrame) -> pd.DataFrame:
     """The margin of equivalence of each setting.
 
     Columns: SETTING, margin (as gaps: a log ratio, or a share), margin_of (what it is from: the law of BF16's loss over
-    sizes, the slope of its training curve, or `assumed` with the reason).
+    sizes, with the revisions that it was fitted at if they are others, the slope of its training curve, or `assumed`
+    with the reason).
     """
     out = runs[[*SETTING, *[name for name in MARGINS if name in runs]]].drop_duplicates(list(SETTING))
     if MARGINS[0] not in out:
@@ -165,20 +169,56 @@ def _by_setting(bases: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
 
 
 def _by_law(rows: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
-    """Values of GROUP and preset -> margin, of the groups whose sizes determine a law of the loss."""
+    """Values of GROUP and preset -> margin, where a law of the loss says it: the group's own, or another revision's."""
+    groups = list(sizes(rows, resamples=1))
+    laws = [(points, fit_law(points)) for points in groups if not why_no_law(points)]
+    laws.sort(key=lambda one: [_named(one[0])[name] for name in _REVISIONS], reverse=True)
     out: dict[tuple[Any, ...], Margin] = {}
-    for points in sizes(rows, resamples=1):
-        if why_no_law(points):
-            continue
-        law = fit_law(points)
-        now, later = (
-            np.sum(law.terms(points.parameters, tokens), axis=0)[0] + law.floor[0]
-            for tokens in (points.tokens, points.tokens * (1 + MORE))
-        )
-        worth = np.log(now / later)
-        pairs = zip(points.presets, worth, strict=True)
-        out |= {(*points.group, preset): Margin(float(one), BY_LAW) for preset, one in pairs if one > 0}
+    for points in groups:
+        usable = [one for one in laws if _same_data(one[0], points)]
+        of_own = [one for one in usable if one[0] is points]
+        for fitted, law in reversed([*of_own, *usable]):
+            pairs = zip(points.presets, _worth(law, fitted, points), strict=True)
+            of = BY_LAW + _fitted_at(fitted, points)
+            out |= {(*points.group, preset): Margin(float(one), of) for preset, one in pairs if one > 0}
     return out
+
+
+_REVISIONS = {"rev_engine": "engine revision", "rev_quantizers": "quantizer revision"}
+"""Columns by which groups with one law may differ."""
+
+
+def _named(points: Sizes) -> dict[str, Any]:
+    return dict(zip(GROUP, points.group, strict=True))
+
+
+def _same_data(fitted: Sizes, points: Sizes) -> bool:
+    """Whether a law of the first, above its entropy if that is known, is one of the other."""
+    one, other = _named(fitted), _named(points)
+    same = all(one[name] == other[name] for name in GROUP if name not in _REVISIONS)
+    return same and (fitted.entropy is None or points.entropy is not None)
+
+
+def _fitted_at(fitted: Sizes, points: Sizes) -> str:
+    """The revisions that a law is from, where it is of other ones than the points."""
+    one, other = _named(fitted), _named(points)
+    others = [f"{words} {one[name]}" for name, words in _REVISIONS.items() if one[name] != other[name]]
+    return f", fitted at {' and '.join(others)}" if others else ""
+
+
+def _worth(law: Law, fitted: Sizes, points: Sizes) -> NDArray[np.float64]:
+    """Log ratios [P] that MORE tokens lower the loss by; NaN for points beyond those that were fitted."""
+    floor = law.floor[0] if fitted.entropy is None else points.entropy
+    now, later = (
+        np.sum(law.terms(points.parameters, tokens), axis=0)[0] + floor
+        for tokens in (points.tokens, points.tokens * (1 + MORE))
+    )
+    within = [
+        (of >= known.min()) & (of <= known.max())
+        for of, known in ((points.parameters, fitted.parameters), (points.tokens, fitted.tokens))
+    ]
+    found: NDArray[np.float64] = np.where(np.all(within, axis=0), np.log(now / later), np.nan)
+    return found
 
 
 def _by_curve(part: pd.DataFrame) -> Margin:

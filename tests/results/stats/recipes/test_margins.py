@@ -11,6 +11,7 @@ from fp4dse.results.stats.recipes.margins import (
     BY_CURVE,
     BY_LAW,
     MARGIN,
+    Margin,
     margin_of,
     margins,
     with_margins,
@@ -78,6 +79,60 @@ def test_a_law_over_sizes_gives_each_size_its_own_margin(world):
     assert bf16["margin"].to_numpy(float) == pytest.approx(expected.to_numpy(float), rel=1e-3)
     few = runs[runs["preset"].isin(["1M", "3M"])]
     assert set(with_margins(few, few)["margin_of"]) == {BY_CURVE}
+
+
+def sized(world: str) -> pd.DataFrame:
+    """Rows of BF16 at six presets that follow a law, with curves that are far steeper than it."""
+    runs = scaling_study(np.random.default_rng(0), world, noise=1e-7, common=1e-7)[0].query("is_baseline")
+    return runs.assign(curve_step=[STEPS] * len(runs), curve_loss=[curve(-0.9)["curve_loss"]] * len(runs))
+
+
+@pytest.mark.parametrize("world", ["law, entropy known", "law"])
+def test_a_revision_with_too_few_sizes_takes_the_law_of_another_and_says_which(world):
+    """One size at engine revision 1, all at 2 and, with tokens worth more, at 3, of which the newest counts."""
+    now = sized(world).assign(rev_engine=2)
+    early = now[now["preset"].eq("0.4M")].assign(rev_engine=1)
+    steep = now.assign(rev_engine=3, val_loss=now["val_loss"] + 1000 / np.sqrt(now["tokens"]))
+    steep["val_metric"] = steep["val_loss"] - LAW["floor"]
+
+    def found(*parts):
+        lines = margins(with_margins(rows := pd.concat(parts, ignore_index=True), rows))
+        return lines.set_index(["preset", "rev_engine"])
+
+    both = found(early, now)
+    assert both.loc[("0.4M", 1), "margin"] == pytest.approx(both.loc[("0.4M", 2), "margin"], rel=1e-9)
+    assert both.loc[("0.4M", 1), "margin_of"] == f"{BY_LAW}, fitted at engine revision 2"
+    assert both.loc[("0.4M", 2), "margin_of"] == BY_LAW
+    three = found(early, now, steep)
+    assert three.loc[("0.4M", 1), "margin"] == pytest.approx(three.loc[("0.4M", 3), "margin"], rel=1e-9)
+    assert three.loc[("0.4M", 1), "margin"] > 1.05 * three.loc[("0.4M", 2), "margin"]
+    larger = found(early, now, steep[steep["preset"].ne("0.4M")])
+    assert larger.loc[("0.4M", 1), "margin_of"] == f"{BY_LAW}, fitted at engine revision 2"
+    older = early.assign(rev_quantizers=0)
+    said = found(older, now).loc[("0.4M", 1), "margin_of"]
+    assert said == f"{BY_LAW}, fitted at engine revision 2 and quantizer revision 1"
+    assert "worth to BF16, by the law of its loss over sizes, fitted at engine" in Margin(0.01, said).sentence()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"rev_task": 2}, {"dataset_digest": "other"}, {"task": "other"}, {"tokens": 1e6}, {"parameters": 1e9}],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_law_is_of_its_task_and_data_and_says_nothing_beyond_its_sizes(other):
+    now = sized("law")
+    early = now[now["preset"].eq("0.4M")].assign(rev_engine=0, **other)
+    rows = pd.concat([early, now], ignore_index=True)
+    lines = margins(with_margins(rows, rows))
+    assert set(lines.loc[lines["rev_engine"].eq(0), "margin_of"]) == {BY_CURVE}
+    assert set(lines.loc[lines["rev_engine"].eq(1), "margin_of"]) == {BY_LAW}
+
+
+def test_a_law_above_a_known_entropy_is_not_used_where_that_is_unknown():
+    now = sized("law, entropy known")
+    early = now[now["preset"].eq("0.4M")].assign(rev_engine=0, metric_name="other")
+    rows = pd.concat([early, now], ignore_index=True)
+    assert margins(with_margins(rows, rows)).query("rev_engine == 0")["margin_of"].tolist() == [BY_CURVE]
 
 
 def stored(store, row, slope: float | None) -> None:
