@@ -12,7 +12,8 @@ from scipy.stats import ttest_1samp
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.results import open_store
+from fp4dse.results import compare, margins, open_store
+from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.techniques.questions import load_questions
 from fp4dse.sweeps.arguments import find_space
 
@@ -134,6 +135,33 @@ def test_steps_along_the_confirmed_front_are_told_where_the_findings_say_so():
             told[line[0]] = step.mean() + 3.182 * step.std(ddof=1) / 2 < 0
             assert line[6].startswith(f"{100 * np.expm1(step.mean()):+.2f} % (")
     assert [told[name].item() for name in told] == [True, True, False, True, True]
+
+
+def test_what_the_best_recipe_is_better_by_is_beside_what_tokens_are_worth():
+    runs = open_store(STUDY / "store").runs(margins=True).query("preset == '10M-long'")
+    ids = runs.drop_duplicates("recipe_label").set_index("recipe_label")["config_id"]
+    best, next_one = "bf16, wgrad ms-eden, wgrad rht128", "mxfp4, forward bf16, backward 3/4, backward rht32"
+    [line] = compare(runs, ids[best], ids[next_one]).to_dict("records")
+    page = " ".join((STUDY / "findings.md").read_text().split())
+    by, worth = -line["difference"], line["margin"]
+    assert round(by / worth) == 3
+    said = f"better than the row above by, {100 * by:.2f} %, is three times what 2 % more tokens are worth "
+    of = line["margin_of"].replace("its", "BF16's")
+    said += f"({100 * worth:.4f} %, {of}), and `compare` calls its loss the lower one "
+    assert said + f"(p = {line['p']:.4f})".replace("0.", ".") in page
+    assert "has a lower loss than" in line["verdict"]
+
+
+def test_what_tokens_are_worth_is_said_of_the_law_and_not_of_another_revisions_curve():
+    """From 10M to 10M-long four times the tokens lower BF16's loss by .83 %: the check of the law that needs no fit."""
+    runs = open_store(STUDY / "store").runs(margins=True).query("task == 'language'")
+    lines = margins(runs)
+    of = lines.set_index(["preset", "rev_engine", "device_class"]).sort_index()
+    assert set(lines["margin_of"]) == {BY_LAW, f"{BY_LAW}, fitted at engine revision 8"}
+    assert of.loc[("0.4M", 7), "margin_of"].tolist() == [f"{BY_LAW}, fitted at engine revision 8"]
+    loss = runs[runs["is_baseline"]].groupby("preset")["val_loss"].apply(lambda of_seeds: np.log(of_seeds).mean())
+    mean = (loss["10M"] - loss["10M-long"]) / np.log(4) * np.log(1.02)
+    assert of.loc["10M-long", "margin"].max() < mean < of.loc["10M", "margin"].min()
 
 
 @pytest.mark.parametrize(
