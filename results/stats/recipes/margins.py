@@ -193,7 +193,7 @@ def _named(points: Sizes) -> dict[str, Any]:
 
 
 def _same_data(fitted: Sizes, points: Sizes) -> bool:
-    """Whether a law of the first, above its entropy if that is known, is one of the other."""
+    """True if a law of the first, above its entropy where that is known, is one of the other."""
     one, other = _named(fitted), _named(points)
     same = all(one[name] == other[name] for name in GROUP if name not in _REVISIONS)
     return same and (fitted.entropy is None or points.entropy is not None)
