@@ -12,8 +12,9 @@ from scipy.stats import ttest_1samp
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.results import compare, margins, open_store
+from fp4dse.results import against, compare, margins, open_store
 from fp4dse.results.stats.recipes.margins import BY_LAW
+from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.stats.techniques.questions import load_questions
 from fp4dse.sweeps.arguments import find_space
 
@@ -162,6 +163,18 @@ def test_what_tokens_are_worth_is_said_of_the_law_and_not_of_another_revisions_c
     loss = runs[runs["is_baseline"]].groupby("preset")["val_loss"].apply(lambda of_seeds: np.log(of_seeds).mean())
     mean = (loss["10M"] - loss["10M-long"]) / np.log(4) * np.log(1.02)
     assert of.loc["10M-long", "margin"].max() < mean < of.loc["10M", "margin"].min()
+
+
+def test_the_recipe_in_the_picture_is_the_one_to_use_for_the_reason_that_the_readme_gives():
+    runs = open_store(STUDY / "store").runs(margins=True).query("preset == '0.4M' and rev_engine == 7")
+    [verdict] = verdicts(runs)
+    assert verdict.label == "bf16, wgrad ms-eden, wgrad rht128"
+    lines = against(runs, verdict.config_id)
+    costs = runs.drop_duplicates("config_id").set_index("config_id")["overhead"]
+    cheaper = lines[lines["config_id"].map(costs).lt(costs[verdict.config_id])]
+    readme = " ".join((STUDY.parents[1] / "README.md").read_text().split())
+    said = f"nearest cheaper one loses {100 * cheaper['difference'].min():.2f} % more, and 2 % more tokens are worth "
+    assert said + f"[{100 * verdict.margin.value:.3f} %]" in readme
 
 
 @pytest.mark.parametrize(
