@@ -10,6 +10,7 @@ the axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -92,9 +93,23 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
     return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
 
 
+def combined(codes: Sequence[NDArray[np.intp]], recipes: int) -> NDArray[np.int64]:
+    """[recipes]: a number for each combination of the codes [recipes] of some factors, in their order."""
+    number, most = np.zeros(recipes, np.int64), 1
+    for of in codes:
+        levels = int(of.max(initial=0)) + 1
+        if most * levels >= 1 << 62:
+            found, number = np.unique(number, return_inverse=True)
+            most = len(found)
+        number, most = number * levels + of, most * levels
+    return number
+
+
 def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
     """True if the level of b determines that of a."""
-    return len(np.unique(a * (b.max() + 1) + b)) == int(b.max()) + 1
+    of_level = np.empty(int(b.max()) + 1, np.intp)
+    of_level[b] = a
+    return bool((of_level[b] == a).all())
 
 
 @lru_cache(maxsize=2)  # each statistic of a report asks this of the same recipes
@@ -123,21 +138,23 @@ def _determined(kept: tuple[bytes, ...]) -> dict[bytes, dict[tuple[bytes, bytes]
 def _crossed(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
     """True if all levels of a were tried with all of b."""
     n, m = int(a.max()) + 1, int(b.max()) + 1
-    return len(np.unique(a * m + b)) == n * m
+    return n * m <= len(a) and bool(np.bincount(a * m + b, minlength=n * m).all())
 
 
 def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Factor:
     fields = sorted({_field(column) for column in columns}, key=lambda field: (_RANK.get(field, 99), field))
     main = [column for column in columns if _field(column) == fields[0]]
     texts = [_texts(recipes[column]) for column in main]
-    codes, first = _by_level(texts[0])
-    values = [[text.iloc[row] for text in texts] for row in first]
+    codes, first = _by_level(*texts[0])
+    values = [[names[which[row]] for which, names in texts] for row in first]
     levels = ["/".join(dict.fromkeys(value)) if len(set(value)) == 1 else "/".join(value) for value in values]
     plain = [i for i, level in enumerate(levels) if level in PLAIN]
-    cheap = recipes["points"].groupby(codes).mean().argmin() if "points" in recipes else 0
+    reference = plain[0] if plain else 0
+    if not plain and "points" in recipes:
+        reference = int(recipes["points"].groupby(codes).mean().argmin())
     prefix = "+".join(dict.fromkeys(_prefixes(main)))
     name = f"{prefix}.{fields[0]}" if prefix else fields[0]
-    return Factor(name, tuple(columns), tuple(carries), tuple(levels), plain[0] if plain else int(cheap), codes)
+    return Factor(name, tuple(columns), tuple(carries), tuple(levels), reference, codes)
 
 
 def _named_by_axis(factor: Factor, recipes: pd.DataFrame) -> Factor:
@@ -151,9 +168,10 @@ def _named_by_axis(factor: Factor, recipes: pd.DataFrame) -> Factor:
     return factor
 
 
-def _by_level(texts: pd.Series) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Codes in the order of the texts, and a row of each."""
-    _, first, codes = np.unique(texts.to_numpy(str), return_index=True, return_inverse=True)
+def _by_level(which: NDArray[np.intp], names: list[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Codes in the order of the names that there are, and a row of each. which, names: of `_texts`."""
+    order = np.unique(names, return_inverse=True)[1]
+    _, first, codes = np.unique(order[which], return_index=True, return_inverse=True)
     return codes, first
 
 
@@ -180,9 +198,9 @@ def _prefixes(columns: list[str]) -> list[str]:
     return [*words, *(prefix.replace("_", ".") for prefix in prefixes if prefix in left)]
 
 
-def _texts(values: pd.Series) -> pd.Series:
-    """Levels as text. Null is `none`, or `absent` beside another `none`: a plain operand has no such level."""
+def _texts(values: pd.Series) -> tuple[NDArray[np.intp], list[str]]:
+    """Levels as text: the place of each row's in a list of names, of which rows may lack the last. Null is `none`, or
+    `absent` beside another `none`: a plain operand has no such level."""
     codes, uniques = pd.factorize(values)
     names = [f"{value:g}" if isinstance(value, float) else str(value) for value in uniques]
-    missing = "absent" if "none" in names else "none"
-    return pd.Series(np.array([*names, missing], object)[codes], values.index)  # the code of null is -1
+    return np.where(codes < 0, len(names), codes), [*names, "absent" if "none" in names else "none"]

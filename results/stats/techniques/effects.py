@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.least_squares import Fit, fit, sum_to_zero, undetermined
 from fp4dse.results.stats.estimates.row_space import RowSpace, row_space
-from fp4dse.results.stats.factors import AXES, Factor, factors
+from fp4dse.results.stats.factors import AXES, Factor, combined, factors
 from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.techniques.contrasts import Lines, Term, Tried, as_frame, estimates, with_intervals
 
@@ -131,7 +131,8 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
         else:
             y[diverged] = np.nan
             base = float(np.mean(part.drop_duplicates("seed")["reference"]))
-        here = [f._replace(codes=f.codes[position[ids].to_numpy()]) for f in varied]
+        places = position[ids].to_numpy()
+        here = [f._replace(codes=f.codes[places]) for f in varied]
         yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
@@ -309,5 +310,5 @@ def _without(table: FactorTable, f: Factor, why: str) -> Lines:
 
 def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:
     """One over the number of recipes that share all levels. codes: [recipes] per factor."""
-    frame = pd.DataFrame(dict(enumerate(codes)))
-    return np.asarray(1 / frame.groupby(list(frame))[0].transform("size").to_numpy(float))
+    _, cell, recipes = np.unique(combined(codes, len(codes[0])), return_inverse=True, return_counts=True)
+    return np.asarray(1 / recipes[cell])

@@ -22,7 +22,7 @@ from fp4dse.results.stats.estimates.intervals import (
     same_computation,
 )
 from fp4dse.results.stats.estimates.spread import lane_variance, pooled_beside_lanes
-from fp4dse.results.stats.factors import Factor
+from fp4dse.results.stats.factors import Factor, combined
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, stacked
 from fp4dse.results.stats.recipes.equivalence import open_ties, versus_one, without_claims
@@ -155,14 +155,13 @@ def _versus_recipe(table: FactorTable, row: int, near: NDArray[np.bool_], margin
     return without_claims(lines, table.diverged | table.diverged[row])
 
 
-def _cells(table: FactorTable, f: Factor) -> NDArray[np.intp]:
+def _cells(table: FactorTable, f: Factor) -> NDArray[np.int64]:
     """[recipes]: equal where all factors but `f` are."""
-    others = pd.DataFrame({other.name: other.codes for other in table.factors if other.name != f.name})
-    return others.groupby(list(others)).ngroup().to_numpy() if len(others.columns) else np.zeros(len(f.codes), int)
+    return combined([other.codes for other in table.factors if other.name != f.name], len(f.codes))
 
 
 def _matches(
-    f: Factor, cell: NDArray[np.intp], reference: int, level: int
+    f: Factor, cell: NDArray[np.int64], reference: int, level: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Recipes at the reference and at the level, in pairs that share a cell."""
     a, b = np.flatnonzero(f.codes == reference), np.flatnonzero(f.codes == level)
@@ -172,11 +171,11 @@ def _matches(
 
 def _untried(table: FactorTable, f: Factor, level: int) -> list[str]:
     """`factor = level` of other factors that the level or the reference of `f` was tried with, and the other never."""
-    alone = []
+    alone, sides = [], [np.flatnonzero(f.codes == code) for code in (level, f.reference)]
     for g in table.factors:
         if g.name != f.name:
-            with_, without = (set(g.codes[f.codes == code]) for code in (level, f.reference))
-            alone += [f"{g.name} = {g.levels[code]}" for code in sorted(with_ ^ without)]
+            with_, without = (np.bincount(g.codes[side], minlength=len(g.levels)) > 0 for side in sides)
+            alone += [f"{g.name} = {g.levels[code]}" for code in np.flatnonzero(with_ != without)]
     return alone
 
 
