@@ -130,17 +130,18 @@ def _sweeps(of: Posterior, factors: list[Factor], rng: np.random.Generator) -> I
     effects = [np.zeros((chains, factor.contrasts.shape[0])) for factor in factors]
     own_shares = np.full((chains, len(own_widths)), 1 / len(own_widths))
     effect_shares = np.full((chains, len(effect_widths)), 1 / len(effect_widths))
-    left = np.broadcast_to(spread.mean, variance.shape)
+    left = np.tile(spread.mean, (chains, 1))
+    each = np.empty(left.shape)  # of recipes, the effect of a factor; arrays are written again, as new ones take longer
     sweep = 0
     while True:
         weight = 1 / (np.square(width) + variance)
         centre, chosen = np.zeros(left.shape), []
         for i, factor in enumerate(factors):
-            left = left + effects[i][:, factor.codes]
+            left += np.take(effects[i], factor.codes, axis=1, out=each, mode="clip")
             prior = np.square(effect_widths) if i else None
             effects[i], true, which = _effects(factor, weight, left, effect_shares, prior, of.level_error, rng)
-            left = left - effects[i][:, factor.codes]
-            centre += true[:, factor.codes]
+            left -= np.take(effects[i], factor.codes, axis=1, out=each, mode="clip")
+            centre += np.take(true, factor.codes, axis=1, out=each, mode="clip")
             chosen.append(which)
         if len(factors) > 1:
             effect_shares = _shares(np.stack(chosen[1:], axis=1), len(effect_widths), EFFECT_PRIOR, rng)
@@ -199,10 +200,13 @@ def _own(
     """Widths of recipes' own parts by their places, [chains, recipes], from what the model leaves of the means; and in
     which chains [chains] recipes may have own parts."""
     square, cumulated = np.square(left), np.empty((len(widths), *left.shape))
+    half, total, root = -0.5 * square, np.empty(left.shape), np.empty(left.shape)
     for k, width in enumerate(widths):
-        total = width**2 + variance
-        cumulated[k] = shares[:, k, None] / np.sqrt(total) * np.exp(-0.5 * square / total)
-    np.cumsum(cumulated, axis=0, out=cumulated)
+        np.add(width**2, variance, out=total)
+        density = np.exp(np.divide(half, total, out=cumulated[k]), out=cumulated[k])
+        density *= np.divide(shares[:, k, None], np.sqrt(total, out=root), out=root)
+        if k:
+            density += cumulated[k - 1]
     none = -0.5 * (square / variance + np.log(variance)).sum(axis=1)
     some = np.log(np.maximum(cumulated[-1], 1e-300)).sum(axis=1)
     any_own = rng.random(len(left)) < expit(some - none - logit(NO_OWN_PART))
