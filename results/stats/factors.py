@@ -30,6 +30,9 @@ AXIS = "axis:"
 PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16", "exact", "task")
 """Values that stand for a technique being off; a factor that has one of them is measured from there."""
 
+FEW = 64
+"""Recipes that are looked at first, where all have to agree."""
+
 _SLOTS = {
     "*": "fprop_x fprop_w dgrad_g dgrad_w wgrad_g wgrad_x",
     "backward": "dgrad_g dgrad_w wgrad_g wgrad_x",
@@ -128,8 +131,12 @@ def _determined(kept: tuple[bytes, ...]) -> dict[bytes, dict[tuple[bytes, bytes]
         cell, cells = pd.factorize(codes[kept[i]] * levels[j] + codes[kept[j]])
         sample = np.empty(len(cells), np.intp)
         sample[cell] = np.arange(len(cell))  # a recipe of each cell
-        for k in np.flatnonzero((table[sample[cell]] == table).all(axis=0)):
-            loose = [one for one in (i, j) if k not in (i, j) and not _crossed(codes[kept[k]], codes[kept[one]])]
+        some = (table[sample[cell[:FEW]]] == table[:FEW]).all(axis=0)
+        some[[i, j]] = False
+        for k in np.flatnonzero(some):
+            if not (table[sample[cell], k] == table[:, k]).all():
+                continue
+            loose = [one for one in (i, j) if not _crossed(codes[kept[k]], codes[kept[one]])]
             if loose:
                 out[kept[k]][kept[i], kept[j]] = kept[loose[0]]
     return out
