@@ -84,7 +84,8 @@ def as_frame(tables: Sequence[Lines]) -> pd.DataFrame:
     for name in dict.fromkeys(chain.from_iterable(tables)):
         values = [np.asarray(lines.get(name, np.nan)) for lines in tables]
         values = [part.astype(object) if part.dtype.kind == "U" else part for part in values]
-        column = np.concatenate([np.broadcast_to(v, n) for v, n in zip(values, lengths, strict=True)])
+        often = [1 if part.ndim else length for part, length in zip(values, lengths, strict=True)]
+        column = np.repeat(np.concatenate([*map(np.atleast_1d, values)]), np.repeat(often, [v.size for v in values]))
         null = column.dtype == object and any(value is None for value in column)
         columns[name] = pd.Series(column, dtype=object if null else None)
     return pd.DataFrame(columns)
