@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fp4dse.dse import Quantizer
 from fp4dse.results.stats.learning_rates import learning_rates
-from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, rows_at_best_lr
+from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, numbered, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
@@ -54,6 +55,7 @@ class Findings:
 
     store: Store
     statistics: Statistics | None
+    """It remembers each quantizer's: settings have most of theirs in common."""
     runs: pd.DataFrame
     axes: dict[str, str]
     """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
@@ -126,7 +128,7 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
     quantizing = recipes[~recipes["is_baseline"]]
     return Findings(
         store=store,
-        statistics=statistics,
+        statistics=cache(statistics) if statistics else None,
         runs=runs,
         axes=axes,
         labels=short_labels(quantizing["label"], quantizing["name"]),
@@ -162,5 +164,7 @@ def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd
     """The frame with the column `setting`, the index of the setting in `titles`, in that order."""
     frame = as_texts(frame)
     index = {keys: i for i, keys in enumerate(titles)}
-    found = [index[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
-    return frame.assign(setting=pd.Series(found, frame.index, dtype=int)).sort_values("setting", kind="stable")
+    number = numbered(frame, SETTING, sort=False, dropna=False).to_numpy(int)
+    firsts = frame.loc[~pd.Series(number, frame.index).duplicated(), list(SETTING)]
+    found = np.array([index[keys] for keys in firsts.itertuples(index=False, name=None)], int)[number]
+    return frame.assign(setting=found).sort_values("setting", kind="stable")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -34,21 +35,19 @@ _SHOWN = ["bits", "mse", "clipped", "flushed"]
 def front_slots(runs: pd.DataFrame, statistics: Statistics) -> pd.DataFrame:
     """SETTING, config_id, label, slot, bits, mse, clipped, flushed of the recipes on each front, cheapest first."""
     texts = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
-    return slot_lines(summarize(runs), texts, statistics)
+    return slot_lines(summarize(runs), texts, cache(statistics))
 
 
 def slot_lines(recipes: pd.DataFrame, texts: Mapping[str, str], statistics: Statistics) -> pd.DataFrame:
-    """`front_slots` of the lines of `summarize`. texts: config_id -> recipe as JSON."""
+    """`front_slots` of the lines of `summarize`. texts: config_id -> recipe as JSON. Each slot asks for statistics,
+    which had better remember those of a quantizer."""
     front = recipes[recipes["on_front"]].sort_values([*SETTING, OVERHEAD, "gap"])
     front = front.groupby(list(SETTING), sort=False).head(MOST)
-    known: dict[str, Mapping[str, Any]] = {}
     lines = []
     for line in front[[*SETTING, "config_id", "label"]].to_dict("records"):
         recipe = recipe_from_dict(json.loads(texts[line["config_id"]]))
         for slot in SLOTS:
-            quantizer = recipe.slot(slot)
-            found = known.setdefault(repr(quantizer), {}) or statistics(quantizer)
-            known[repr(quantizer)] = found
+            found = statistics(recipe.slot(slot))
             lines.append({**line, "slot": slot, **{name: found[name] for name in _SHOWN}})
     columns = [*SETTING, "config_id", "label", "slot", *_SHOWN]
     return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(_SHOWN, float))
