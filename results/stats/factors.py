@@ -78,10 +78,9 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
     keys = sorted(parts, key=lambda key: -codes[key].max())  # the finest first: it carries the coarser ones
     kept: list[bytes] = []
     carried: dict[bytes, list[str]] = {}
-    for key in keys:
-        finer = [other for other in kept if _follows(codes[key], codes[other])]
+    for key, finer in _carriers(tuple(keys)).items():
         if finer:
-            carried[finer[0]].extend(parts[key])
+            carried[finer].extend(parts[key])
         else:
             kept.append(key)
             carried[key] = []
@@ -116,6 +115,20 @@ def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
 
 
 @lru_cache(maxsize=2)  # each statistic of a report asks this of the same recipes
+def _carriers(keys: tuple[bytes, ...]) -> dict[bytes, bytes | None]:
+    """For each factor, in their order, the first one before it that determines its level and follows from none itself;
+    None where there is none. Factors are the bytes of their codes."""
+    out: dict[bytes, bytes | None] = {}
+    kept: dict[bytes, NDArray[np.intp]] = {}
+    for key in keys:
+        codes = np.frombuffer(key, np.intp)
+        out[key] = next((finer for finer, of in kept.items() if _follows(codes, of)), None)
+        if out[key] is None:
+            kept[key] = codes
+    return out
+
+
+@lru_cache(maxsize=2)
 def _determined(kept: tuple[bytes, ...]) -> dict[bytes, dict[tuple[bytes, bytes], bytes]]:
     """For each factor the pairs of two others, in the order of `kept`, whose levels together determine its, if it was
     not fully crossed with one of them; and which one that is. Factors are the bytes of their codes.
