@@ -42,11 +42,11 @@ class RowSpace(NamedTuple):
     untold: Array
     """[rank, any]: directions of the coordinates that the recipes tell nothing about."""
 
-    def contrasts(self, of_columns: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Contrasts [m, columns] as contrasts [m, rank] of the coordinates; and for each if it is of anything that the
-        recipes tell nothing about."""
+    def contrasts(self, of_columns: Array, start: int = 0) -> tuple[Array, NDArray[np.bool_]]:
+        """Contrasts [m, any] of the columns from `start` on as contrasts [m, rank] of the coordinates; and for each if
+        it is of anything that the recipes tell nothing about."""
         some = np.flatnonzero(of_columns.any(axis=0))
-        part, basis = of_columns[:, some], self.basis[some]
+        part, basis = of_columns[:, some], self.basis[start + some]
         out = part @ basis
         lost = np.abs(part - out @ basis.T).max(axis=1, initial=0.0) > _FAR
         return out, lost | (np.abs(out @ self.untold).max(axis=1, initial=0.0) > _FAR)

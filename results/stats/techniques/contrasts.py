@@ -42,10 +42,8 @@ class Tried(NamedTuple):
     """Interactions in the model, by the names of the two factors."""
     met: dict[tuple[str, str], NDArray[np.bool_]]
     """[levels, levels] of each two factors by name, either one first: True where a recipe that finished has both."""
-
-    def cells(self) -> float:
-        """The number of combinations."""
-        return float(np.prod([len(term.present[0]) for term in self.mains]))
+    cells: float
+    """The number of combinations."""
 
     def support(self, term: Term, level: int, reference: int) -> Iterator[tuple[Term, NDArray[np.bool_]]]:
         """Each other factor, and at which of its levels both levels of `term`, places in `present`, were tried."""

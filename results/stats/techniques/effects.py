@@ -172,7 +172,7 @@ def _lines(table: FactorTable) -> Iterator[Lines]:
     model = fit(space.coordinates, y, weight, ridge)
     total = float(weight @ np.square(model.centred - np.average(model.centred, weights=weight)))
     note = "" if joint else f"interactions need {free + 1} recipes that finished, found {len(y)}"
-    tried = Tried(mains, pairs if joint else {}, met)
+    tried = Tried(mains, pairs if joint else {}, met, float(np.prod([len(term.present[0]) for term in mains])))
     modelled = {term.factors[0].name: term for term in mains}
     for f in table.factors:
         if f.name not in modelled:
@@ -200,7 +200,7 @@ def _main(
     reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
     contrasts = np.zeros((len(present), len(space.basis)))
     contrasts[:, term.columns] = coding - coding[reference]
-    notes, complete = [note] * len(present), np.full(len(present), 2 * len(present) / tried.cells())
+    notes, complete = [note] * len(present), np.full(len(present), 2 * len(present) / tried.cells)
     whole, none = np.ones(len(present), bool), np.zeros(len(present), bool)
     for i in range(len(present)):
         only = []
@@ -267,10 +267,9 @@ def _interaction(
     space: RowSpace,
 ) -> Lines:
     (f, g), (rows, columns) = term.factors, term.present
-    contrasts = np.zeros((len(rows) * len(columns), len(space.basis)))
-    contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
-    complete = np.full(len(contrasts), (len(rows) - 1) * (len(columns) - 1) / tried.cells())
-    inside, untold = space.contrasts(contrasts)
+    contrasts = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(rows) * len(columns), -1)
+    complete = np.full(len(contrasts), (len(rows) - 1) * (len(columns) - 1) / tried.cells)
+    inside, untold = space.contrasts(contrasts, term.columns.start)
     cannot = lost | untold
     levels = len(g.levels)
     cell, cells = f.codes * levels + g.codes, (rows[:, None] * levels + columns).ravel()
