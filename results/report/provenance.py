@@ -80,13 +80,14 @@ def _by_reason(runs: pd.DataFrame) -> pd.Series:
     """A line a lane and reason, as `fprop, dgrad: tf32-exact not taken: why`. runs: run_id, and fallbacks, lists of
     `stage: why` or `why`."""
     long = runs.explode("fallbacks").dropna(subset="fallbacks")
-    parts = long["fallbacks"].astype(str).str.extract(r"^((?:fprop|dgrad|wgrad)(?=: ))?(?:: )?(.*)$")
-    keys = [long["run_id"].astype(object).rename("run"), parts[1].rename("why")]
-    stages = parts[0].fillna("").groupby(keys, sort=False).agg(lambda found: ", ".join(dict.fromkeys(found)))
-    why = stages.index.get_level_values("why")
-    return pd.Series(
-        [f"{stage}: {text}" if stage else text for stage, text in zip(stages, why, strict=True)], dtype=object
-    )
+    which, texts = pd.factorize(long["fallbacks"].astype(str))
+    parts = pd.Series(texts).str.extract(r"^((?:fprop|dgrad|wgrad)(?=: ))?(?:: )?(.*)$").astype(object)
+    stage, why = parts[0].fillna("").to_numpy()[which], parts[1].to_numpy()[which]
+    stages: dict[tuple[str, str], dict[str, None]] = {}
+    for run, text, one in zip(long["run_id"], why, stage, strict=True):
+        stages.setdefault((run, text), {})[one] = None
+    found = [(", ".join(of), text) for (_, text), of in stages.items()]
+    return pd.Series([f"{of}: {text}" if of else text for of, text in found], dtype=object)
 
 
 def _counts(heading: str, sentences: pd.Series) -> str:
