@@ -80,6 +80,8 @@ class Findings:
     """Without lines where nothing was confirmed."""
     recovered: pd.DataFrame
     """Without lines where nothing is rounded without training."""
+    recipe_texts: Mapping[str, str]
+    """config_id -> recipe as JSON, of the recipes on a front."""
 
     @cached_property
     def settings(self) -> list[Findings]:
@@ -103,11 +105,6 @@ class Findings:
         """The lines of `recipes` that are on a front, the cheapest first."""
         front = self.recipes[self.recipes["on_front"]]
         return front.sort_values(["setting", OVERHEAD, "gap"], kind="stable")
-
-    @cached_property
-    def recipe_texts(self) -> dict[str, str]:
-        """config_id -> recipe as JSON, of the recipes on a front."""
-        return self.store.recipe_texts(list(self.front["config_id"].unique()))
 
 
 def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
@@ -144,6 +141,7 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
         divergence=_with_setting(divergence(rows), titles),
         confirmed=_with_setting(new, titles),
         recovered=_with_setting(recovered_if_any(rows), titles),
+        recipe_texts=store.recipe_texts(list(recipes.loc[recipes["on_front"], "config_id"].unique())),
     )
 
 

@@ -74,10 +74,12 @@ def verdicts_from(
     of `confirmed_if_any`.
     """
     found = []
+    frames = (rows, versus_best, rates, new)
+    parts = [dict(iter(frame.groupby(list(SETTING), sort=False, observed=True))) for frame in frames]
     for setting, lines in recipes.groupby(list(SETTING), sort=False):
-        frames = (versus_best, rates, new)
-        *here, fresh_lines = (frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in frames)
-        screened = _verdict(setting, lines, rows, *here)
+        of_setting = (part.get(setting, frame.iloc[:0]) for part, frame in zip(parts, frames, strict=True))
+        here, others, chosen, fresh_lines = of_setting
+        screened = _verdict(setting, lines, here, others, chosen)
         found.append(screened._replace(confirmed=_confirmed(fresh_lines, screened.margin)))
     return found
 
@@ -109,9 +111,8 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
 
 
 def _verdict(
-    setting: tuple[Any, ...], lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
+    setting: tuple[Any, ...], lines: pd.DataFrame, here: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
 ) -> Verdict:
-    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     tried = lines[~lines["is_baseline"]]
     finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
     ranked = finite[worth_naming(finite[OVERHEAD], finite["seeds"], bf16_cost(here))]
