@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse import Quantizer
+from fp4dse.results.stats.factors import AXES as RECIPE_AXES
+from fp4dse.results.stats.factors import AXIS, varied_by
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, numbered, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_cost import matched
@@ -21,6 +23,7 @@ from fp4dse.results.stats.recipes.summary import noise_floor, summarize
 from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.stats.techniques.divergence import divergence
 from fp4dse.results.stats.techniques.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.techniques.factor_tables import factor_tables
 from fp4dse.results.stats.techniques.marginal import marginal
 from fp4dse.results.stats.techniques.recovered import RECOVERED_READ, recovered_if_any
 from fp4dse.results.store.schema import ROW
@@ -110,9 +113,13 @@ class Findings:
 def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
     """The findings of some runs. runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
     rows = rows_at_best_lr(runs)
+    recovered = recovered_if_any(rows)
+    varied = varied_by(rows)
+    rows = rows.drop(columns=[name for name in rows if name in RECIPE_AXES or name.startswith(AXIS)])  # most of them
+    tables = [*factor_tables(rows, varied=varied)]
     recipes = summarize(rows)
-    recipes = _compared_first(as_texts(with_chance(recipes, chance_of(rows, recipes))))
-    versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
+    recipes = _compared_first(as_texts(with_chance(recipes, chance_of(rows, recipes, varied=varied))))
+    versus_best, rates = as_texts(against(rows, varied=varied)), as_texts(learning_rates(runs))
     new = as_texts(confirmed_if_any(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
     if "measured" in present and runs.groupby(list(SETTING))["measured_of"].nunique().gt(1).any():
@@ -134,13 +141,13 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
         floors=_with_setting(noise_floor(runs), titles),
         verdicts=verdicts_from(rows, recipes, versus_best, rates, new),
         versus_best=_with_setting(versus_best, titles),
-        matched=_with_setting(matched(rows), titles),
+        matched=_with_setting(matched(rows, varied=varied), titles),
         rates=_with_setting(rates, titles),
-        effects=_with_setting(effects(rows), titles),
-        marginal=_with_setting(marginal(rows), titles),
-        divergence=_with_setting(divergence(rows), titles),
+        effects=_with_setting(effects(rows, tables=tables), titles),
+        marginal=_with_setting(marginal(rows, tables), titles),
+        divergence=_with_setting(divergence(rows, tables), titles),
         confirmed=_with_setting(new, titles),
-        recovered=_with_setting(recovered_if_any(rows), titles),
+        recovered=_with_setting(recovered, titles),
         recipe_texts=store.recipe_texts(list(recipes.loc[recipes["on_front"], "config_id"].unique())),
     )
 

@@ -39,15 +39,14 @@ def front_slots(runs: pd.DataFrame, statistics: Statistics) -> pd.DataFrame:
 
 
 def slot_lines(recipes: pd.DataFrame, texts: Mapping[str, str], statistics: Statistics) -> pd.DataFrame:
-    """`front_slots` of the lines of `summarize`. texts: config_id -> recipe as JSON. Each slot asks for statistics,
-    which had better remember those of a quantizer."""
+    """`front_slots` of the lines of `summarize`. texts: config_id -> recipe as JSON."""
     front = recipes[recipes["on_front"]].sort_values([*SETTING, OVERHEAD, "gap"])
     front = front.groupby(list(SETTING), sort=False).head(MOST)
     lines = []
     for line in front[[*SETTING, "config_id", "label"]].to_dict("records"):
         recipe = recipe_from_dict(json.loads(texts[line["config_id"]]))
         for slot in SLOTS:
-            found = statistics(recipe.slot(slot))
+            found = statistics(recipe.slot(slot))  # both callers remember those of a quantizer
             lines.append({**line, "slot": slot, **{name: found[name] for name in _SHOWN}})
     columns = [*SETTING, "config_id", "label", "slot", *_SHOWN]
     return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(_SHOWN, float))

@@ -66,6 +66,23 @@ class Factor(NamedTuple):
     codes: NDArray[np.intp]
 
 
+class Varied(NamedTuple):
+    """The factors of the recipes of some rows that quantize."""
+
+    recipes: pd.Index
+    """config_ids; the codes of factors are in their order."""
+    factors: list[Factor]
+
+
+def varied_by(rows: pd.DataFrame) -> Varied:
+    """The factors of the recipes of some rows that quantize. rows: config_id, points, AXES and any of AXIS."""
+    quantize = np.flatnonzero(rows["points"].gt(0))
+    ids = rows["config_id"].iloc[quantize]
+    first = ~ids.duplicated().to_numpy()
+    read = ["points", *AXES, *(name for name in rows if name.startswith(AXIS))]  # not all that a row has: half as long
+    return Varied(pd.Index(ids[first]), factors(rows[read].iloc[quantize[first]]))
+
+
 def factors(recipes: pd.DataFrame) -> list[Factor]:
     """The factors that differ among recipes. recipes: one row each, with the columns AXES, and any of AXIS."""
     parts: dict[bytes, list[str]] = {}

@@ -230,7 +230,9 @@ def _shares(
 ) -> Array:
     """Shares [chains, widths] of which these widths [chains, n] were drawn. worth: of the prior, without width and
     with any; of: chains [chains] whose widths were drawn from shares, the others have theirs from the prior alone."""
-    counts = np.stack([(which == k).sum(axis=1) for k in range(widths)], axis=1)
+    chains = len(which)
+    places = (which + widths * np.arange(chains)[:, None]).ravel()
+    counts = np.bincount(places, minlength=chains * widths).reshape(chains, widths)
     if of is not None:
         counts = counts * of[:, None]
     prior = np.append(worth[0], np.full(widths - 1, worth[1] / (widths - 1)))

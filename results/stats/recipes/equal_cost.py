@@ -21,6 +21,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.least_squares import seed_effects
 from fp4dse.results.stats.estimates.simultaneous import table, versus
 from fp4dse.results.stats.estimates.spread import spread_over_seeds
+from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.equivalence import differences, drawn_truth, open_ties
@@ -39,7 +40,11 @@ class Window(NamedTuple):
 
 
 def matched(
-    runs: pd.DataFrame, by: str = "bits_per_element", tolerance: float = TOLERANCE, margin: float | None = None
+    runs: pd.DataFrame,
+    by: str = "bits_per_element",
+    tolerance: float = TOLERANCE,
+    margin: float | None = None,
+    varied: Varied | None = None,
 ) -> pd.DataFrame:
     """Each quantizing recipe against the best other one whose `by` is equal up to a share of `tolerance`.
 
@@ -49,14 +54,15 @@ def matched(
     rival), low, high (95 %, of all recipes at once), p, p_same, margin, verdict, more_seeds (see `against`).
 
     The rival is the best of its class on the very seeds that are compared, which flatters it a little; the verdict
-    knows. ConfigError if `by` is no column of numbers, or tolerance is below 0.
+    knows. varied: of `varied_by`, if it is at hand. ConfigError if `by` is no column of numbers, or tolerance is
+    below 0.
     """
     check_overhead(runs, by)
     if not tolerance >= 0:
         raise ConfigError("tolerance", tolerance, "a share of 0 or more, such as 0.02 for 2 %")
     rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
-    knobs = codes_of(rows)
+    knobs = codes_of(rows, varied)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
         recipes, gaps = by_seed(part, part["gap"])

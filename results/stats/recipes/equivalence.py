@@ -27,6 +27,7 @@ from fp4dse.results.stats.estimates.least_squares import seed_effects
 from fp4dse.results.stats.estimates.shrinkage import posterior
 from fp4dse.results.stats.estimates.simultaneous import DRAWS, fixed, lowest, table, versus
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
+from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.front_chance import codes_of, from_zero
@@ -38,7 +39,9 @@ POWER = 0.8
 MOST_SEEDS = 10_000
 
 
-def against(runs: pd.DataFrame, reference: str | None = None, margin: float | None = None) -> pd.DataFrame:
+def against(
+    runs: pd.DataFrame, reference: str | None = None, margin: float | None = None, varied: Varied | None = None
+) -> pd.DataFrame:
     """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap, of those
     that save time against BF16 if any does).
 
@@ -47,11 +50,11 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
     once), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST), margin (a log ratio: the given one, or
     the setting's, see margins.py), verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`),
     more_seeds (whole number, NaN where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a
-    line; the reference has none. ConfigError if the store holds no runs of `reference`, or if the margin is not
-    positive."""
+    line; the reference has none. varied: of `varied_by`, if it is at hand. ConfigError if the store holds no runs of
+    `reference`, or if the margin is not positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)
-    knobs = codes_of(rows)
+    knobs = codes_of(rows, varied)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
         recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))

@@ -35,7 +35,7 @@ from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE
 from fp4dse.results.stats.estimates.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
-from fp4dse.results.stats.factors import AXES, AXIS, factors
+from fp4dse.results.stats.factors import AXES, Varied, varied_by
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr
 from fp4dse.results.stats.recipes.pareto import equal_costs, front, fronts_of_any, hypervolumes, places, rivals
 from fp4dse.results.stats.recipes.summary import summarize
@@ -48,8 +48,6 @@ GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
 REFERENCES = {"points": 10.0, "bits_per_element": 16.0, "overhead": 1.0}
 """The corner's other coordinate: all techniques at once, the bits of BF16, the time of BF16."""
-_READ = {*AXES, "points"}
-"""The columns that `factors` reads, beside those of axes."""
 
 
 def front_chance(
@@ -68,13 +66,19 @@ def front_chance(
 
 
 def chance_of(
-    rows: pd.DataFrame, recipes: pd.DataFrame, overhead: str = OVERHEAD, resamples: int = RESAMPLES, seed: int = 0
+    rows: pd.DataFrame,
+    recipes: pd.DataFrame,
+    overhead: str = OVERHEAD,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    varied: Varied | None = None,
 ) -> pd.DataFrame:
-    """`front_chance` from frames that are at hand. rows: of `rows_at_best_lr`; recipes: of their `summarize`."""
+    """`front_chance` from frames that are at hand. rows: of `rows_at_best_lr`; recipes: of their `summarize`; varied:
+    of their `varied_by`, if it is at hand, too."""
     competing, parts = competing_recipes(rows, recipes, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
-    for one in _drawn(competing, parts, codes_of(rows), resamples, seed):
+    for one in _drawn(competing, parts, codes_of(rows, varied), resamples, seed):
         lines, spread = one.lines, one.spread
         if np.isfinite(spread.error).all():
             costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
@@ -145,18 +149,13 @@ def costs_of(overhead: str) -> list[str]:
     return [overhead, *(BAND if overhead == OVERHEAD else ())]
 
 
-def codes_of(rows: pd.DataFrame) -> pd.DataFrame:
+def codes_of(rows: pd.DataFrame, varied: Varied | None = None) -> pd.DataFrame:
     """Per config_id the codes of the factors of all recipes that quantize; without columns where rows lack those that
-    say how a recipe is built."""
-    quantize = np.flatnonzero(rows["points"].gt(0))
-    ids = rows["config_id"].iloc[quantize]
-    first = ~ids.duplicated().to_numpy()
-    index = pd.Index(ids[first])
-    if not set(AXES) <= set(rows):
-        return pd.DataFrame(index=index)
-    read = [name for name in rows if name in _READ or name.startswith(AXIS)]  # not all that a row has: half as long
-    known = factors(rows[read].iloc[quantize[first]])
-    return pd.DataFrame({factor.name: factor.codes for factor in known}, index=index)
+    say how a recipe is built. varied: of `varied_by`, if it is at hand."""
+    if varied is None and not set(AXES) <= set(rows):
+        return pd.DataFrame(index=pd.Index(rows.loc[rows["points"].gt(0), "config_id"].unique()))
+    recipes, factors = varied or varied_by(rows)
+    return pd.DataFrame({factor.name: factor.codes for factor in factors}, index=recipes)
 
 
 def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:

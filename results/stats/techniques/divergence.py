@@ -13,19 +13,20 @@ import pandas as pd
 from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.paired import SETTING, stacked
 from fp4dse.results.stats.techniques.contrasts import Lines, as_frame
-from fp4dse.results.stats.techniques.effects import FactorTable, factor_tables
+from fp4dse.results.stats.techniques.factor_tables import FactorTable, Tables, factor_tables
 
 COLUMNS = [*SETTING, "factor", "level", "with_factor", "with_level", "recipes", "blown", "diverged"]
 
 
-def divergence(runs: pd.DataFrame) -> pd.DataFrame:
+def divergence(runs: pd.DataFrame, tables: Tables | None = None) -> pd.DataFrame:
     """One line per SETTING and level (with_factor and with_level null) or pair of levels that some recipe has.
 
     Columns: SETTING, factor, level, with_factor, with_level, recipes (that quantize and have it), blown (how many of
-    them diverged), diverged (their share). Factors in the order of the recipe's columns.
+    them diverged), diverged (their share). Factors in the order of the recipe's columns. tables: of `factor_tables`, if
+    they are at hand.
     """
     parts = []
-    for keys, table in factor_tables(runs):
+    for keys, table in factor_tables(runs) if tables is None else tables:
         alone_and_pairs = [*combinations(table.factors, 1), *combinations(table.factors, 2)]
         if alone_and_pairs:
             lines = as_frame([_counted(table, chosen) for chosen in alone_and_pairs])

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,11 +44,11 @@ from numpy.typing import NDArray
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.least_squares import Fit, fit, sum_to_zero, undetermined
 from fp4dse.results.stats.estimates.row_space import RowSpace, row_space
-from fp4dse.results.stats.factors import AXES, Factor, combined, factors
-from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.factors import AXES, Factor, combined
+from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, stacked
 from fp4dse.results.stats.techniques.contrasts import Lines, Term, Tried, as_frame, estimates, with_intervals
+from fp4dse.results.stats.techniques.factor_tables import FactorTable, Response, Tables, factor_tables
 
-Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
 """The columns of runs that effects are computed from."""
 
@@ -72,7 +72,7 @@ COLUMNS = [
 COLUMNS += ["error", "freedom", "share", "mean", "recipes", "diverged", "basis", "note"]
 
 
-def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
+def effects(runs: pd.DataFrame, response: Response = "gap", tables: Tables | None = None) -> pd.DataFrame:
     """Main effects and pairwise interactions, per SETTING, over the recipes that quantize, at their best rates.
 
     Columns: SETTING, kind (`main` or `interaction`), factor, level, with_factor, with_level (null for main), reference
@@ -85,12 +85,13 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
 
     The reference level has a line, with effect 0. The effect of an interaction is what two levels do together beyond
     what each does on average. Order: SETTING, main before interaction, large shares first. A line whose note is not
-    empty and whose effect is NaN says what could not be told. ConfigError on another response.
+    empty and whose effect is NaN says what could not be told. tables: of `factor_tables` with this response, if they
+    are at hand. ConfigError on another response.
     """
     if response not in ("gap", "rank"):
         raise ConfigError("response", response, "gap, rank")
     parts = []
-    for keys, table in factor_tables(runs, response):
+    for keys, table in factor_tables(runs, response) if tables is None else tables:
         lines = [*_lines(table)]
         if lines:
             line = with_intervals(as_frame(lines), response == "rank")
@@ -100,40 +101,6 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     out = out.assign(order=-largest.astype(float).fillna(-1), interacts=out["kind"].eq("interaction"))
     out = out.sort_values([*SETTING, "interacts", "order", "factor", "with_factor"], kind="stable")
     return out[COLUMNS].reset_index(drop=True)
-
-
-class FactorTable(NamedTuple):
-    """One setting as factors and responses. All arrays [recipes, …] in the same order."""
-
-    config_ids: pd.Index
-    y: NDArray[np.float64]
-    """[recipes, seeds]: log loss (NaN where lacking, a whole row NaN where diverged) or rank."""
-    diverged: NDArray[np.bool_]
-    factors: list[Factor]
-    """Those that differ among these recipes."""
-    baseline: float
-    """Mean log loss of BF16 over the seeds; 0 for ranks, NaN where there is none."""
-
-
-def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tuple[Any, ...], FactorTable]]:
-    """Per SETTING values: its recipes that quantize, at their best rates. All settings have the same factors."""
-    rows = rows_at_best_lr(runs)
-    rows = rows[rows["points"].gt(0)]
-    recipes = rows.drop_duplicates("config_id")
-    varied, position = factors(recipes), pd.Series(np.arange(len(recipes)), recipes["config_id"])
-    for keys, part in rows.groupby(list(SETTING), sort=False):
-        ids, y = by_seed(part, part["log_loss"])
-        diverged = part.groupby("config_id", sort=False)["diverged"].any().reindex(ids).to_numpy(bool)
-        base = 0.0
-        if response == "rank":
-            has_diverged = by_seed(part, part["diverged"].astype(float))[1] == 1
-            y = pd.DataFrame(np.where(has_diverged, np.inf, y)).rank(pct=True).to_numpy()
-        else:
-            y[diverged] = np.nan
-            base = float(np.mean(part.drop_duplicates("seed")["reference"]))
-        places = position[ids].to_numpy()
-        here = [f._replace(codes=f.codes[places]) for f in varied]
-        yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
 def _lines(table: FactorTable) -> Iterator[Lines]:

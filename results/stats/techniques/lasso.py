@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fp4dse.results.stats.paired import SETTING, stacked
-from fp4dse.results.stats.techniques.effects import factor_tables
+from fp4dse.results.stats.techniques.factor_tables import factor_tables
 
 SUBSAMPLES = 100
 SHARE = 0.7

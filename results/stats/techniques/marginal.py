@@ -27,10 +27,10 @@ from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, stacked
 from fp4dse.results.stats.recipes.equivalence import open_ties, versus_one, without_claims
 from fp4dse.results.stats.recipes.margins import margin_of
-from fp4dse.results.stats.techniques.effects import FactorTable, factor_tables
+from fp4dse.results.stats.techniques.factor_tables import FactorTable, Tables, factor_tables
 
 
-def marginal(runs: pd.DataFrame) -> pd.DataFrame:
+def marginal(runs: pd.DataFrame, tables: Tables | None = None) -> pd.DataFrame:
     """The value of each level of each factor over its reference level, per SETTING, from matched pairs of recipes.
 
     Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
@@ -38,10 +38,11 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     of matches where it lowers the loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the
     techniques that suit it best and worst), diverges, recovers (matches where it alone, or the reference alone,
     diverged), untried (levels of other factors that one of the two was tried with and the other never, as text; then
-    the matches speak of what both were tried with alone). Lowest difference first."""
+    the matches speak of what both were tried with alone). Lowest difference first. tables: of `factor_tables`, if they
+    are at hand."""
     parts = []
     shares = {keys: bool(are_shares(part).any()) for keys, part in runs.groupby(list(SETTING), observed=True)}
-    for keys, table in factor_tables(runs):
+    for keys, table in factor_tables(runs) if tables is None else tables:
         lane, of_counts = lane_variance(table.y), shares[keys]
         lines = []
         for f in table.factors:
