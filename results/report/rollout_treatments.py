@@ -15,6 +15,7 @@ from fp4dse.results.report.markup import number, typeset
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, where_any
 from fp4dse.results.stats.levels import are_shares
+from fp4dse.results.stats.paired import DERIVED, NEEDED
 from fp4dse.results.stats.rollouts.effects import rollout_effects
 from fp4dse.results.stats.rollouts.numbers import OF_RATIOS
 
@@ -42,7 +43,8 @@ def effects(found: Findings) -> str:
 
 def effects_of(found: Findings) -> pd.DataFrame:
     """The lines of `rollout_effects` of the runs of a setting; none, at once, where no gap is in points."""
-    runs = found.runs[are_shares(found.runs)]
+    runs = found.runs[[*NEEDED, *DERIVED, "run_id"]]
+    runs = runs[are_shares(runs)]
     if runs.empty:
         return rollout_effects(runs)
     recorded = found.store.recorded(list(runs["run_id"]))
