@@ -43,7 +43,8 @@ def front_curves(found: Findings) -> pd.DataFrame:
     lines = lines[lines["curve_step"].str.len().gt(0)]
     lines = lines.assign(name=lines["config_id"].map(names))
     order = {config_id: i for i, config_id in enumerate(names)}
-    return lines.sort_values("config_id", key=lambda ids: ids.map(order), kind="stable")
+    place = lines["config_id"].astype(object).map(order)  # a categorical would be sorted by its categories
+    return lines.iloc[np.argsort(place.to_numpy(), kind="stable")]
 
 
 def curves_figure(curves: pd.DataFrame) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from fp4dse.dse import Recipe, Space, StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
+from fp4dse.results.report.curves import front_curves
 from fp4dse.results.report.explore import choices
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.report.provenance import _by_reason
@@ -63,6 +65,7 @@ def unpacked(packed: list) -> np.ndarray:
 
 WRITE = """
 import sys
+from pathlib import Path
 from fp4dse.results import open_store, write_report
 write_report(open_store("store"), sys.argv[1], title="the same")
 """
@@ -333,3 +336,11 @@ def test_a_store_of_a_newer_version_is_refused(store, tmp_path):
     (store.path / "store.json").write_text('{"schema_version": 999}')
     with pytest.raises(StoreError, match="newer"):
         write_report(open_store(store.path), tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("where", ["swiglu8-store", "between-store"])
+def test_curves_begin_with_bf16_whatever_the_order_of_rows(where):
+    store = open_store(Path(__file__).parents[3] / "docs" / "study" / where)
+    for found in findings(store.runs(COLUMNS, categories=True), store).settings:
+        names = list(front_curves(found)["name"].unique())
+        assert not names or names[0] == "BF16"
