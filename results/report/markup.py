@@ -12,7 +12,7 @@ from html import escape
 from fp4dse.results.text.labels import Labels
 from fp4dse.results.text.ratios import change, change_range, ends
 
-_PLAIN = re.compile(r"(?<![\w.±])\d+(?:\.\d+)?(?:e-\d+)?(?![\w%])(?! %)")
+_PLAIN = re.compile(r"(?<![\w.±])\d+(?:\.\d+)?(?:e-\d+)?(?![\w%])(?!\.\d)(?! %)")
 
 
 def number(value: float, text: str | None = None) -> str:
@@ -31,7 +31,8 @@ def typeset(text: str) -> str:
 
 
 def spoken(sentence: str) -> str:
-    """A sentence as HTML. Its numbers are counts and learning rates, so their digits in the text are all there are."""
+    """A sentence as HTML. Its numbers are counts and learning rates, so their digits in the text are all
+    there are; shares in % and names, such as language:0.4M, stay as they are."""
     return _PLAIN.sub(lambda found: number(float(found[0]), found[0]), escape(sentence, quote=False))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fp4dse.dse.agreement import warning
 from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
@@ -155,7 +156,11 @@ def _verdict(
         unit=POINTS if are_shares(lines).any() else None,
         is_expected=math.isfinite(pick["expected_low"]),
         none="" if len(ranked) else _why_none(lines, tried, diverged),
-        warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
+        warnings=(
+            *_two_evaluations(pick),
+            *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
+            *(_of_the_task(*setting[:3]) if len(ranked) else ()),
+        ),
     )
 
 
@@ -182,6 +187,12 @@ def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
     if diverged == len(tried):
         return f"every recipe diverged ({diverged} of {len(tried)}): nothing here trains to the end"
     return "no recipe that quantizes has a gap"
+
+
+def _of_the_task(task: str, preset: str, dataset_digest: str) -> tuple[str, ...]:
+    """A sentence where larger models are known to have another order of recipes, or nobody knows theirs."""
+    says = warning(task, preset, dataset_digest)
+    return () if says is None else (says,)
 
 
 def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ class Verdict(NamedTuple):
     rates: Rates
     none: str
     warnings: tuple[str, ...]
-    """Sentences without a full stop; their only numbers are counts and learning rates."""
+    """Sentences without a full stop; their only numbers are counts, learning rates and shares in %."""
     confirmed: Confirmed | None = None
     """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
     unit: str | None = None

@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 
+from fp4dse.dse.agreement import agreements
 from fp4dse.results import open_store
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.recommendation import verdicts
@@ -125,6 +126,18 @@ def test_every_setting_of_a_store_has_one(swept):
     assert [verdict.setting[0] for verdict in found] == ["regression", "vision"]
     assert found[1].diverged == 1
     assert "1 of 24 recipes diverged" in found[1].warnings
+
+
+def test_a_task_that_orders_recipes_otherwise_than_a_larger_model_says_so_and_one_that_does_not_is_silent(runs):
+    frame = runs(bf16=[0.50, 0.52, 0.51], nvfp4=[0.55, 0.57, 0.56])
+    for preset in ("regression:quickstart", "language:0.4M"):
+        [line, *_] = agreements().of(preset)
+        task, _, name = preset.partition(":")
+        found = only(frame.assign(task=task, preset=name, dataset_digest=line.dataset_digest))
+        warned = [text for text in found.warnings if "ordered otherwise by language:0.4M" in text]
+        assert len(warned) == (preset != "language:0.4M")
+    assert any(text.startswith("nobody has compared") for text in only(frame).warnings)  # on data of no preset
+    assert only(frame[frame["is_baseline"]]).warnings == ()
 
 
 def test_chances_have_words_from_sure_to_luck():

@@ -1,0 +1,78 @@
+"""How far two presets have recipes in the same order, from rows of known losses."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fp4dse.dse import Space
+from fp4dse.results.preset_agreement import preset_agreement
+from fp4dse.results.stats.paired import add_gap
+
+LADDER = ("language:0.4M", "language:1M")
+RECIPES = list(
+    Space.from_dict(
+        {
+            "base": "nvfp4",
+            "axes": {"*": ["mxfp4", "nvfp4", "ue5m3"], "forward.rounding": ["nearest", "stochastic"]}
+            | {"*.g.rounding": ["nearest", "stochastic"]},
+        }
+    ).recipes()
+)
+
+
+@pytest.fixture
+def trained(row):
+    """trained({TASK:PRESET: losses of RECIPES, None for a diverged one}) -> rows of two seeds."""
+
+    def build(presets: dict[str, list[float | None]]) -> pd.DataFrame:
+        rows = []
+        for name, losses in presets.items():
+            task, preset = name.split(":")
+            where = {"task": task, "preset": preset, "dataset_digest": f"of {task}"}
+            pairs = zip(["bf16", *RECIPES], [1.0, *losses], strict=True)
+            rows += [row(r, s, loss, **where) for (r, loss), s in product(list(pairs), (0, 1))]
+        return add_gap(pd.DataFrame(rows))
+
+    return build
+
+
+RISING = list(1 + 0.01 * np.arange(1, 13))
+PLAIN_UE5M3 = [i for i, r in enumerate(RECIPES) if r.wgrad.g.label().startswith("ue5m3")]
+
+
+def test_orders_are_counted_over_pairs_that_the_larger_one_tells_apart(trained):
+    swapped = [RISING[1], RISING[0], *RISING[2:]]
+    found = preset_agreement(trained({"language:1M": RISING, "language:0.4M": swapped}), LADDER)
+    [one] = found.lines
+    assert (one.preset, one.against, one.recipes, one.pairs) == ("language:0.4M", "language:1M", 12, 66)
+    assert one.agree == pytest.approx(65 / 66, abs=1e-4)
+    assert one.spearman == pytest.approx(1 - 6 * 2 / (12 * 143), abs=1e-4)
+    assert (one.dataset_digest, one.measured, one.unseen) == ("of language", "2026-01-02", None)
+    close = [1.0101, 1.0102, *RISING[2:]]
+    [one] = preset_agreement(trained({"language:1M": close, "language:0.4M": swapped}), LADDER).lines
+    assert (one.pairs, one.agree) == (65, 1.0)
+
+
+def test_scales_that_one_task_alone_finds_bad_are_named(trained):
+    [*plain, last, other] = PLAIN_UE5M3
+    good = RISING[::-1]
+    bad = [loss + 0.5 * (i in plain) for i, loss in enumerate(good)]
+    frame = trained({"language:0.4M": bad, "vision:small": good})
+    left_out = [RECIPES[i].config_id for i in (last, other)]
+    [one] = preset_agreement(frame[~frame["config_id"].isin(left_out)], LADDER).lines
+    assert one.preset == "vision:small"
+    assert (one.unseen.scales, one.unseen.agree) == ("ue5m3 scales without a tensor scale", 1.0)
+    assert one.unseen.gap > 0.4 > 0.2 > one.unseen.gap_of_others
+    [whole] = preset_agreement(frame, LADDER).lines  # four of twelve are too many to set apart
+    assert whole.agree < 1
+    assert whole.unseen is None
+
+
+def test_a_recipe_that_diverged_and_too_few_recipes_are_left_out(trained):
+    lost = [None, *RISING[1:]]
+    [one] = preset_agreement(trained({"language:0.4M": lost, "vision:small": RISING}), LADDER).lines
+    assert one.recipes == 11
+    few = [None, None, None, *RISING[3:]]
+    assert preset_agreement(trained({"language:0.4M": few, "vision:small": RISING}), LADDER).lines == []
