@@ -78,7 +78,7 @@ class Agreements(msgspec.Struct, frozen=True):
         return [line for line in self.lines if (line.preset, line.dataset_digest)[: len(known)] == known]
 
     def is_rung(self, preset: str, dataset_digest: str) -> bool:
-        """True for a preset of the ladder on the ladder's data, the largest included, which nothing is compared with."""
+        """True for a preset of the ladder on the ladder's data, the largest included, which is compared with none."""
         return preset in self.ladder and dataset_digest in {
             line.dataset_digest for line in self.lines if line.preset in self.ladder
         }

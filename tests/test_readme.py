@@ -14,9 +14,11 @@ import typer
 
 from fp4dse import cli
 from fp4dse.dse import ConfigError, Quantizer, Space, recipe_from_dict
+from fp4dse.dse.agreement import agreements, warning
 from fp4dse.dse.record import field_types
 from fp4dse.dse.space.space import Count
 from fp4dse.results import open_store
+from fp4dse.results.text.verdict_text import wrapped
 from fp4dse.sweeps import run_sweep
 from tests.each import each
 
@@ -73,6 +75,12 @@ def test_a_command_exists_with_its_arguments(page, line):
 def test_readme_and_help_say_the_same_of_how_long_the_quickstart_takes():
     [said] = re.findall(r"make quickstart .*: (.* CPU cores), once installed", README)
     assert said in EVERY["quickstart"].help
+
+
+def test_readme_shows_the_warning_that_the_quickstart_prints():
+    [digest] = {line.dataset_digest for line in agreements().of("regression:quickstart")}
+    lines = wrapped(f"{'Beware:':<10}{warning('regression', 'quickstart', digest)}.", 100, 10)
+    assert "\n".join(f"    {line}" for line in lines.splitlines()) in README
 
 
 @each("name", EVERY)

@@ -32,8 +32,8 @@ FOUND = Agreements(
 def test_a_preset_of_another_order_is_warned_of_by_what_it_does_not_see_and_whom_to_ask():
     assert warning("regression", "tiny", "regression", FOUND) == (
         "32 % of pairs of recipes are ordered otherwise by language:0.4M, which agrees with larger models; this task "
-        "does not see what is wrong with ue5m3 scales without a tensor scale, which lose 54 % there (the median of the others: "
-        "1.9 %); before you use a recipe, ask --task language:0.4M"
+        "does not see what is wrong with ue5m3 scales without a tensor scale, which lose 54 % there (the median of the "
+        "others: 1.9 %); before you use a recipe, ask --task language:0.4M"
     )
     without = msgspec.structs.replace(FOUND, lines=[msgspec.structs.replace(one, unseen=None) for one in FOUND.lines])
     assert "does not see" not in warning("regression", "tiny", "regression", without)

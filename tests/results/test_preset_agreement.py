@@ -1,12 +1,15 @@
 """How far two presets have recipes in the same order, from rows of known losses."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fp4dse.dse import Space
+from fp4dse.dse.agreement import agreements
+from fp4dse.results import open_store
 from fp4dse.results.preset_agreement import preset_agreement
 from fp4dse.results.stats.paired import add_gap
 
@@ -76,3 +79,10 @@ def test_a_recipe_that_diverged_and_too_few_recipes_are_left_out(trained):
     assert one.recipes == 11
     few = [None, None, None, *RISING[3:]]
     assert preset_agreement(trained({"language:0.4M": few, "vision:small": RISING}), LADDER).lines == []
+
+
+def test_the_shipped_file_is_what_the_store_of_the_study_says():
+    store = Path(__file__).parents[2] / "docs" / "study" / "store"
+    shipped = [line for line in agreements().lines if not line.preset.endswith(":quickstart")]
+    written = "python -m fp4dse.results.preset_agreement docs/study/store runs/quickstart/store"
+    assert preset_agreement(open_store(store).runs()).lines == shipped, written

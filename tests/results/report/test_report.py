@@ -20,6 +20,7 @@ from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.curves import front_curves
 from fp4dse.results.report.explore import choices
 from fp4dse.results.report.findings import COLUMNS, findings
+from fp4dse.results.report.markup import spoken
 from fp4dse.results.report.provenance import _by_reason
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.recommendation import verdicts
@@ -87,6 +88,16 @@ def test_reports_of_the_same_rows_are_equal_to_the_byte(swept, tmp_path, monkeyp
     subprocess.run(command, check=True, cwd=tmp_path / "pieces", env={**os.environ, "PYTHONHASHSEED": "1"})
     here, there = (re.sub(r" · \d{4}-\d\d-\d\d", "", page.read_text()) for page in pages.values())
     assert here == there
+
+
+def test_the_answer_warns_of_a_task_of_which_nobody_knows_a_larger_models_order(html):
+    [answer] = re.findall(r'(?s)<section id="answer">(.*?)</section>', html)
+    assert answer.count("<li>Nobody has compared the order of recipes of this preset") == 2  # a setting each
+
+
+def test_a_number_within_a_name_is_part_of_the_name():
+    assert spoken("ask --task language:0.4M, or 1M") == "ask --task language:0.4M, or 1M"
+    assert spoken("at 0.002.") == 'at <data value="0.002">0.002</data>.'
 
 
 def test_the_file_asks_the_network_for_nothing(own):
