@@ -87,7 +87,8 @@ class Agreements(msgspec.Struct, frozen=True):
 @cache
 def agreements() -> Agreements:
     """Of the shipped file."""
-    return decode_json(FILE.read_bytes(), Agreements)
+    found: Agreements = decode_json(FILE.read_bytes(), Agreements)
+    return found
 
 
 def warning(task: str, preset: str, dataset_digest: str, found: Agreements | None = None) -> str | None:
@@ -100,10 +101,8 @@ def warning(task: str, preset: str, dataset_digest: str, found: Agreements | Non
         is_compared = any(line.preset.partition(":")[0] == task for line in found.lines)
         if not is_compared or found.is_rung(name, dataset_digest):
             return None
-        return (
-            "nobody has compared the order of recipes of this preset, on these data, with that of a larger language "
-            f"model; {ask} is the cheapest of which it is known"
-        )
+        unknown = "nobody has compared this preset's order of recipes, on these data, with a larger model's"
+        return f"{unknown}; ask --task {ask}"
     line = next((line for line in lines if line.against == ask), lines[0])
     if line.agree >= WANTED:
         return None

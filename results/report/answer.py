@@ -51,6 +51,7 @@ def first_screen(found: Findings) -> str:
         f'<div class="first"><div class="answer">{_card(found)}</div><figure><div id="front" class="tall-plot"></div>'
         '<figcaption><span id="front-says" aria-live="polite"></span> '
         '<button type="button" id="clip" hidden>show all to scale</button></figcaption></figure></div>'
+        f"{_notes(found)}"
     )
 
 
@@ -73,9 +74,16 @@ def _card(found: Findings) -> str:
         )
     said = (*verdict.warnings, *(verdict.confirmed.warnings() if verdict.confirmed else ()))
     warnings = "".join(f"<li>{_sentence(text)}</li>" for text in said)
+    return f"{lead}{f'<ul class=warn>{warnings}</ul>' if warnings else ''}"
+
+
+@for_each_setting
+def _notes(found: Findings) -> str:
+    """What a loss is here and which count as the same (HTML), below the screen, where warnings leave no room."""
+    [verdict] = found.verdicts
     held_out = HELD_OUT.replace("Loss is the held-out loss", f"{noun().capitalize()} is the held-out {noun()}")
     notes = held_out if verdict.config_id is None else f"{held_out} {_what_is_the_same(verdict.margin)}"
-    return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{notes}</p>'
+    return f'<p class="muted">{notes}</p>'
 
 
 def _what_is_the_same(margin: Margin) -> str:

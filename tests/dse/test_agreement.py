@@ -63,7 +63,7 @@ def test_nothing_is_said_of(task, preset, digest):
     [("regression", "other", "regression"), ("vision", "good", "my images"), ("language", "0.4M", "my text")],
 )
 def test_of_another_preset_or_other_data_nobody_knows(task, preset, digest):
-    assert warning(task, preset, digest, FOUND).startswith("nobody has compared the order of recipes of this preset")
+    assert warning(task, preset, digest, FOUND).startswith("nobody has compared this preset's order")
 
 
 def test_the_shipped_file_holds_its_own_ladder_and_what_it_says_of_the_quickstart():

@@ -92,7 +92,7 @@ def test_reports_of_the_same_rows_are_equal_to_the_byte(swept, tmp_path, monkeyp
 
 def test_the_answer_warns_of_a_task_of_which_nobody_knows_a_larger_models_order(html):
     [answer] = re.findall(r'(?s)<section id="answer">(.*?)</section>', html)
-    assert answer.count("<li>Nobody has compared the order of recipes of this preset") == 2  # a setting each
+    assert answer.count("<li>Nobody has compared this preset's order") == 2  # a setting each
 
 
 def test_a_number_within_a_name_is_part_of_the_name():
