@@ -79,7 +79,7 @@ def _card(found: Findings) -> str:
 
 @for_each_setting
 def _notes(found: Findings) -> str:
-    """What a loss is here and which count as the same (HTML), below the screen, where warnings leave no room."""
+    """Says which loss this is and which count as the same (HTML), below the screen, where warnings leave no room."""
     [verdict] = found.verdicts
     held_out = HELD_OUT.replace("Loss is the held-out loss", f"{noun().capitalize()} is the held-out {noun()}")
     notes = held_out if verdict.config_id is None else f"{held_out} {_what_is_the_same(verdict.margin)}"
