@@ -14,7 +14,7 @@ from fp4dse.results.bench.generated import KNOBS
 from fp4dse.results.bench.studies import Study
 from fp4dse.results.report.technique_findings import standing
 from fp4dse.results.stats.recipes.equal_cost import matched
-from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.equivalence import against, compare
 from fp4dse.results.stats.recipes.pareto import front
 from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.stats.techniques.marginal import neighbours
@@ -24,6 +24,8 @@ Score = tuple[str, float, float]
 
 MOST_SEEDS = 100
 """Above which a promise of `more_seeds` is not tried."""
+PAIRS = 5
+"""Whose promise by `compare` is tried."""
 BF16_COST = 1.0
 """Of studies: it beats what costs as much and is no better."""
 APART = ("lower", "higher")
@@ -46,6 +48,7 @@ def scored(study: Study, said: Answers) -> Iterator[Score]:
     yield from _verdict(study, said.verdict)
     yield from _confirmed(study, said)
     yield from _against(study, said.against)
+    yield from _compare(study, said.rows)
     if study.world != "real":
         yield from _effects(study, said)
 
@@ -150,6 +153,23 @@ def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:
         verdict = later.loc[later["config_id"].eq(line["config_id"]), "verdict"].iloc[0]
         if verdict != "diverged":
             yield "more_seeds decides", float(verdict != "open"), 1
+
+
+def _compare(study: Study, rows: pd.DataFrame) -> Iterator[Score]:
+    """What `compare` promises of PAIRS pairs of recipes that nothing was chosen by."""
+    if len(study.gap) >= 2000:
+        return
+    promises = {}
+    ids = sorted(rows["config_id"][rows["points"].gt(0)].unique())
+    for a, b in zip(ids[: 2 * PAIRS : 2], ids[1 : 2 * PAIRS : 2], strict=True):
+        more = compare(rows, a, b)["more_seeds"].iloc[0]
+        if more <= MOST_SEEDS:
+            promises[a, b] = int(more)
+    runs = study.runs("later", max(promises.values(), default=0))
+    for (a, b), more in promises.items():
+        later = compare(runs[runs["seed"].lt(study.size.seeds + more)], a, b).iloc[0]
+        if not later["diverged_a"] + later["diverged_b"]:
+            yield "more_seeds of `compare` decides", float(np.isnan(later["more_seeds"])), 1
 
 
 def _effects(study: Study, said: Answers) -> Iterator[Score]:

@@ -40,6 +40,7 @@ TARGETS = {
     "`lower`, `higher`: wrong": "≤ 0.05",
     "`same`: wrong": "≤ 0.05",
     "more_seeds decides": "≥ 0.80",
+    "more_seeds of `compare` decides": "≥ 0.80",
 }
 LANES = 5_000
 """Of a batch of studies."""

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 from scipy.stats import ttest_1samp
 
 from fp4dse.results.stats.estimates.intervals import mean_interval
@@ -45,3 +46,16 @@ def interval(values):
 def queries_of(page):
     """The queries that stand in blocks of their own."""
     return re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+
+
+def chance_to_pass(mean, deviation, n):
+    """That both one-sided tests at 5 % are passed with n pairs of this mean and deviation (points)."""
+    error = deviation / np.sqrt(n)
+    above, below = ((0.7 + side) / error - stdtrit(n - 1, 0.95) for side in (mean, -mean))
+    return ndtr(above) + ndtr(below) - 1
+
+
+def pairs_to_show_none(deviation):
+    """The fewest pairs of this deviation (points) that show with a chance of 80 % that there is no difference."""
+    n = np.arange(2, 10_000)
+    return int(n[chance_to_pass(0, deviation, n) >= 0.8][0])

@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import ndtr, stdtrit
+from scipy.special import stdtrit
 from scipy.stats import binomtest, ttest_1samp, ttest_ind
 
 from fp4dse.results.stats.estimates.intervals import holm
-from fp4dse.results.stats.recipes.equivalence import compare, seeds_to_decide
+from fp4dse.results.stats.recipes.equivalence import compare
 from tests.results.rl_page import (
     EQUAL,
     FIXED,
@@ -18,8 +18,10 @@ from tests.results.rl_page import (
     MANY,
     PAGE,
     WALKS,
+    chance_to_pass,
     interval,
     numbers,
+    pairs_to_show_none,
     queries_of,
     section,
     table,
@@ -232,13 +234,6 @@ def test_how_many_pairs_the_equivalence_test_would_take(page, deviations):
     assert small["points"] < -0.7, "no number of pairs"
 
 
-def chance_to_pass(mean, deviation, n):
-    """That both one-sided tests at 5 % are passed with n pairs of this mean and deviation (points)."""
-    error = deviation / np.sqrt(n)
-    above, below = ((0.7 + side) / error - stdtrit(n - 1, 0.95) for side in (mean, -mean))
-    return ndtr(above) + ndtr(below) - 1
-
-
 def test_what_is_as_good_as_bf16_at_the_rate_of_the_presets(page, compared, deviations):
     rows = table(page, "| preset, decoder | recipe | pairs | points against BF16, 95 % | p | verdict |")
     for cells, (preset, name) in zip(rows, COMPARED, strict=True):
@@ -255,9 +250,8 @@ def test_what_is_as_good_as_bf16_at_the_rate_of_the_presets(page, compared, devi
 
 
 def test_the_pairs_that_would_show_none_are_those_of_the_package(page, deviations):
-    std = deviations["deviates"].reset_index(drop=True) / 100
-    needed = seeds_to_decide(std * 0, std, MARGIN)
-    assert needed.to_numpy() == pytest.approx(deviations["pairs_to_show_none"], rel=0.03, abs=2)
+    needed = [pairs_to_show_none(deviates) for deviates in deviations["deviates"]]
+    assert needed == pytest.approx(deviations["pairs_to_show_none"], rel=0.03, abs=2)
     text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
     spread = deviations.xs(PLAIN, level="lr")["deviates"]
     least, most = deviations.xs(PLAIN, level="lr")["pairs_to_show_none"].agg(["min", "max"])
@@ -269,9 +263,8 @@ def test_the_pairs_that_would_show_none_are_those_of_the_package(page, deviation
     assert f"90 % interval of 32 pairs is ±{100 * half:.1f} points wide" in text
     assert half > MARGIN
     assert f"A pair deviates by {spread.min():.1f} to {spread.max():.1f} points" in text
-    tried = pd.Series(np.arange(0.01, 2, 0.01) / 100)
-    enough = tried[seeds_to_decide(tried * 0, tried, MARGIN) <= 32].max()
-    assert f"chance of 80 % it takes {100 * enough:.1f} points at most" in text
+    enough = max(tried for tried in np.arange(0.1, 2, 0.01) if pairs_to_show_none(tried) <= 32)
+    assert f"chance of 80 % it takes {enough:.1f} points at most" in text
 
 
 def test_what_the_page_makes_of_the_comparisons_at_the_rate_of_the_presets(page, store, compared):

@@ -3,12 +3,10 @@
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.results.stats.estimates.intervals import half_width
-from fp4dse.results.stats.recipes.equivalence import seeds_to_decide
 from fp4dse.tasks.rl.presets import PRESETS
 from tests.results.rl_page import (
     EQUAL,
@@ -19,12 +17,12 @@ from tests.results.rl_page import (
     WALKS,
     interval,
     numbers,
+    pairs_to_show_none,
     queries_of,
     section,
     table,
 )
 
-MARGIN = 0.007
 SLOWER, RATES = (1.5e-5, 3e-5, 6e-5), (1.2e-4, 2.4e-4, 4.8e-4)
 OTHERS = ["small", "small-500", "medium", "edits-small", "carries-small", "walks-long-small", *WALKS[:1], *WALKS]
 """The rows of the table of seeds 0, 1 and 2."""
@@ -100,8 +98,7 @@ def test_when_mxfp4_falls_behind_is_what_the_store_has(page, store):
     first = "behind by {:.1f} points at update 40, on `walks-medium` by {:.1f} at 120"
     assert first.format(-found.loc[("walks-small", 40), "apart"], -found.loc[("walks-medium", 120), "apart"]) in text
     assert "{:.0f} pairs and {:.0f}, with 95 %".format(*(found.loc[(preset, 160), "pairs"] for preset in WALKS)) in text
-    std = pd.Series([found.loc[(preset, 40), "deviates"] / 100 for preset in WALKS])
-    some = [round(need, -1) for need in seeds_to_decide(std * 0, std, MARGIN)]
+    some = [round(pairs_to_show_none(found.loc[(preset, 40), "deviates"]), -1) for preset in WALKS]
     assert "some {:.0f} and {:.0f} pairs".format(*some) in text
     early, late = ([found.loc[(preset, step), "deviates"] for preset in WALKS] for step in (40, 160))
     assert "deviates by {:.1f} and {:.1f} points, for {:.1f} and {:.1f} at the end".format(*early, *late) in text

@@ -20,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE, known_error
+from fp4dse.results.stats.estimates.promised import NORMAL, Prospect, more_seeds
 from fp4dse.results.stats.estimates.spread import Spread
 
 Array = NDArray[np.float64]
@@ -30,10 +31,6 @@ DRAWS = 500
 """Of what losses may be after all."""
 LIMIT_DRAWS = 1000
 _CHUNK = 100
-POWER = 0.8
-MOST_SEEDS = 10_000
-_SEEDS = np.unique(np.concatenate([np.arange(2, 40), np.geomspace(40, MOST_SEEDS, 80).astype(int)]))
-_NODES = (np.arange(15) + 0.5) / 15
 
 
 Choice = Callable[[Array], NDArray[np.intp]]
@@ -125,7 +122,7 @@ def _limit(spread: Spread, choice: Choice, twin: NDArray[np.intp], asked: NDArra
 def table(found: Versus, margin: float) -> pd.DataFrame:
     """pairs, difference, low, high, p, p_same, verdict, more_seeds of `against`, for all recipes."""
     difference, error, freedom = found.difference, found.error, found.freedom
-    half = np.maximum(found.limit, stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
+    half = _limits(found) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         p = np.where(error == 0, 1.0, 2 * stdtr(freedom, -np.abs(difference) / error))
         room = margin - np.abs(difference)
@@ -142,26 +139,21 @@ def table(found: Versus, margin: float) -> pd.DataFrame:
 
 
 def _more_seeds(found: Versus, which: NDArray[np.bool_], margin: float) -> Array:
-    """Seeds beyond those there are with which a verdict is reached in 80 % of cases; inf above 10,000.
-
-    The chance is over what the difference may be after all (the posterior), the luck of the seeds to come, and what the
-    variance may be: it is what is promised before the seeds are trained.
-    """
-    n0 = found.pairs[which][:, None, None].astype(float)
-    n = np.maximum(_SEEDS[None, :, None], n0 + 1)
-    node = ndtri(_NODES)[None, None]
-    truth = found.expected[which][:, None, None] + found.uncertain[which][:, None, None] * node
-    freedom = found.freedom[which][:, None, None]
-    one = found.error[which][:, None, None] * np.sqrt(n0)  # standard deviation of one pair
+    """`more_seeds` of promised.py for these recipes, [recipes]: what a difference may be is the posterior's, and the
+    limit stays what it is."""
+    pairs, error, freedom = found.pairs[which], found.error[which], found.freedom[which]
+    truth = found.expected[which][:, None] + found.uncertain[which][:, None] * NORMAL
+    one = error * np.sqrt(pairs)  # standard deviation of one pair
     one = one * np.sqrt(1 + 1 / np.maximum(freedom, 4))  # it may be larger than it looks
-    centre = (n0 * found.difference[which][:, None, None] + (n - n0) * truth) / n
-    luck = one * np.sqrt(n - n0) / n
-    error = one / np.sqrt(n)
-    limit = np.fmax(found.limit, stdtrit(freedom, 0.5 + CONFIDENCE / 2))
-    within = margin - stdtrit(freedom, CONFIDENCE) * error
-    apart = ndtr((-limit * error - centre) / luck) + ndtr((centre - limit * error) / luck)
-    same = np.clip(ndtr((within - centre) / luck) - ndtr((-within - centre) / luck), 0, 1) * (within > 0)
-    chance = np.minimum(apart + same, 1.0).mean(axis=2)
-    reached = chance >= POWER
-    need = np.where(reached.any(axis=1), n[:, :, 0][np.arange(len(n)), reached.argmax(axis=1)], np.inf)
-    return np.asarray(need - n0[:, 0, 0])
+    limit, of_same = (of[:, None, None] for of in (_limits(found)[which], stdtrit(freedom, CONFIDENCE)))
+
+    def limits(n: Array) -> tuple[Array, Array]:
+        each = one[:, None, None] / np.sqrt(n)
+        return limit * each, margin - of_same * each
+
+    return more_seeds(Prospect(pairs, found.difference[which], truth, one[:, None]), limits)
+
+
+def _limits(found: Versus) -> Array:
+    """[recipes]: how many errors an interval reaches on either side."""
+    return np.asarray(np.maximum(found.limit, stdtrit(found.freedom, 0.5 + CONFIDENCE / 2)))

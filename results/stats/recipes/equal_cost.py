@@ -122,6 +122,7 @@ def _versus_rivals(
     [recipes, seeds]; codes: of the recipes' knobs."""
     alone = rival == np.arange(len(rival))
     out = differences(np.where(alone[:, None], np.nan, gaps - gaps[rival]), margin).drop(columns="std")
+    out = out.assign(more_seeds=np.nan)
     if alone.all():
         return out
     values = gaps - seed_effects(gaps)

@@ -8,8 +8,8 @@ them, and "no significant difference" answers neither:
     the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
 
 A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
-is `open`. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, if mean
-and standard deviation stay what they are (normal approximation).
+is `open`. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, over
+what mean and standard deviation may be after all (promised.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtr, stdtrit
+from scipy.special import stdtr
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval, paired_interval
 from fp4dse.results.stats.estimates.least_squares import seed_effects
+from fp4dse.results.stats.estimates.promised import more_pairs
 from fp4dse.results.stats.estimates.shrinkage import posterior
 from fp4dse.results.stats.estimates.simultaneous import DRAWS, fixed, lowest, table, versus
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
@@ -34,9 +35,6 @@ from fp4dse.results.stats.recipes.front_chance import codes_of, from_zero
 from fp4dse.results.stats.recipes.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.recipes.pareto import worth_naming
 from fp4dse.results.text.ratios import change, change_range, counted, in_points, noun, written_in
-
-POWER = 0.8
-MOST_SEEDS = 10_000
 
 
 def against(
@@ -114,7 +112,7 @@ def versus_one(
     known = np.flatnonzero(np.isfinite(log).any(axis=1))
     out = differences(log - log[row], margin)
     if not np.isfinite(log[row]).any() or len(known) < 2:
-        return out.drop(columns="std")
+        return out.drop(columns="std").assign(more_seeds=np.nan)
     values = log[known] - seed_effects(log[known])
     distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
     spread, one = spread_over_seeds(distinct), int(which[known.searchsorted(row)])
@@ -136,8 +134,7 @@ def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFra
 
 
 def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = False) -> pd.DataFrame:
-    """Per row of paired differences d [rows, seeds]: pairs, difference, std, low, high, p, p_same, margin, verdict,
-    more_seeds.
+    """Per row of paired differences d [rows, seeds]: pairs, difference, std, low, high, p, p_same, margin, verdict.
 
     verdict is `lower`, `higher`, `same` or `open`; see `against`. Losses that are equal on every seed are the same
     computation. shares: they are of counts, below 30 of which tie by chance, so that such lines are open, without an
@@ -156,8 +153,6 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = F
     out["verdict"] = np.select(
         [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)], ["same", "higher", "lower"], "open"
     )
-    more = seeds_to_decide(found["mean"], found["std"], margin) - found["n"]
-    out["more_seeds"] = more.clip(lower=1).where(out["verdict"].eq("open") & out["p"].notna())
     return out
 
 
@@ -177,25 +172,23 @@ def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str
     return line.assign(verdict=line["verdict"].mask(excluded, verdict))
 
 
-def seeds_to_decide(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> pd.Series:
-    """The fewest seeds, in all, that tell `lower`, `higher` or `same` with a chance of 80 %; inf above 10,000."""
-    n = np.unique(np.concatenate([np.arange(2, 200), np.geomspace(200, MOST_SEEDS, 200).astype(int)]))
-    error = std.to_numpy(float)[:, None] / np.sqrt(n)
-    size = mean.abs().to_numpy(float)[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tells = ndtr(size / error - stdtrit(n - 1, 0.5 + CONFIDENCE / 2))
-        above, below = ((margin + side) / error - stdtrit(n - 1, CONFIDENCE) for side in (size, -size))
-    decided = np.maximum(tells, ndtr(above) + ndtr(below) - 1) >= POWER
-    need = np.where(decided.any(axis=1), n[decided.argmax(axis=1)], np.inf)
-    return pd.Series(np.where(np.isfinite(std), need, np.nan), mean.index)
+def promised(line: pd.DataFrame) -> pd.DataFrame:
+    """The lines with more_seeds (see `compare`): NaN where decided or without an interval. line: of `differences`."""
+    asked = (line["verdict"].eq("open") & line["p"].notna() & line["std"].gt(0)).to_numpy()
+    more = np.full(len(line), np.nan)
+    for row in np.flatnonzero(asked):  # one at a time: hundreds of nodes by a hundred numbers of seeds each
+        pairs, mean, std, margin = line[["pairs", "difference", "std", "margin"]].iloc[[row]].to_numpy(float).T
+        more[row] = more_pairs(pairs, mean, std, float(margin[0]))[0]
+    return line.assign(more_seeds=more)
 
 
 def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> pd.DataFrame:
     """The paired difference log(loss a / loss b) between two config_ids, one line per SETTING that has both.
 
     Columns: SETTING, label_a, label_b, lr_a, lr_b, pairs, diverged_a, diverged_b, difference, low, high, p, p_same,
-    margin, margin_of (what it is from: `given`, or see margins.py), more_seeds (see `against`), verdict (a plain
-    sentence). ConfigError if an id has no rows, or no SETTING
+    margin, margin_of (what it is from: `given`, or see margins.py), more_seeds (whole number, NaN where decided or with
+    fewer than two pairs, inf where 10,000 would not do: with so many more a verdict is reached in 80 % of cases, over
+    what mean and spread may be after all), verdict (a plain sentence). ConfigError if an id has no rows, or no SETTING
     has both.
     """
     for config_id in (a, b):
@@ -212,7 +205,7 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         line |= {"lr_a": left["lr"].iloc[0], "lr_b": right["lr"].iloc[0]}
         line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
         within, shares = margin_of(left, margin), bool(are_shares(left).any())
-        line |= {"margin_of": within.of, **differences(d[None, :], within.value, shares).iloc[0].to_dict()}
+        line |= {"margin_of": within.of, **promised(differences(d[None, :], within.value, shares)).iloc[0].to_dict()}
         if line["diverged_a"] or line["diverged_b"]:
             line |= {"verdict": "diverged", "more_seeds": np.nan}
         with written_in(POINTS if shares else None):
