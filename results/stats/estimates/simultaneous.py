@@ -120,7 +120,8 @@ def _limit(spread: Spread, choice: Choice, twin: NDArray[np.intp], asked: NDArra
 
 
 def table(found: Versus, margin: float) -> pd.DataFrame:
-    """pairs, difference, low, high, p, p_same, verdict, more_seeds of `against`, for all recipes."""
+    """pairs, difference, low, high, p, p_same, verdict, more_seeds of `against`, for all recipes. p and p_same are of
+    each alone; verdicts hold for all at once, `same` among them: its interval lies within the margin."""
     difference, error, freedom = found.difference, found.error, found.freedom
     half = _limits(found) * error
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -130,8 +131,8 @@ def table(found: Versus, margin: float) -> pd.DataFrame:
     out = pd.DataFrame({"pairs": found.pairs, "difference": difference, "low": difference - half})
     out = out.assign(high=difference + half, p=np.where(np.isnan(error), np.nan, p))
     out["p_same"] = np.where(np.isnan(error), np.nan, p_same)
-    verdicts = [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)]
-    out["verdict"] = np.select(verdicts, ["same", "higher", "lower"], "open")
+    within = out["low"].gt(-margin) & out["high"].lt(margin)
+    out["verdict"] = np.select([within, out["low"].gt(0), out["high"].lt(0)], ["same", "higher", "lower"], "open")
     open_ = out["verdict"].eq("open").to_numpy() & np.isfinite(error)
     out["more_seeds"] = np.nan
     out.loc[open_, "more_seeds"] = _more_seeds(found, open_, margin)
@@ -145,11 +146,11 @@ def _more_seeds(found: Versus, which: NDArray[np.bool_], margin: float) -> Array
     truth = found.expected[which][:, None] + found.uncertain[which][:, None] * NORMAL
     one = error * np.sqrt(pairs)  # standard deviation of one pair
     one = one * np.sqrt(1 + 1 / np.maximum(freedom, 4))  # it may be larger than it looks
-    limit, of_same = (of[:, None, None] for of in (_limits(found)[which], stdtrit(freedom, CONFIDENCE)))
+    limit = _limits(found)[which]
 
     def limits(n: Array) -> tuple[Array, Array]:
-        each = one[:, None, None] / np.sqrt(n)
-        return limit * each, margin - of_same * each
+        half = (limit * one)[:, None, None] / np.sqrt(n)
+        return half, margin - half
 
     return more_seeds(Prospect(pairs, found.difference[which], truth, one[:, None]), limits)
 

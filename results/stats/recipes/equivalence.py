@@ -8,7 +8,9 @@ them, and "no significant difference" answers neither:
     the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
 
 A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
-is `open`. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, over
+is `open`. This is of one pair. Where many are judged at once (`against`, simultaneous.py), either verdict goes by one
+interval that holds for all of them: with 5 % for each line, one study in three of fifty recipes that are
+just beyond the margin would call one of them the same. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, over
 what mean and standard deviation may be after all (promised.py).
 """
 
@@ -45,10 +47,11 @@ def against(
 
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (of mean gaps, which is the mean log
     loss ratio where both have one baseline; below 0 where the recipe is better), low, high (95 %, of all recipes at
-    once), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST), margin (a log ratio: the given one, or
-    the setting's, see margins.py), verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`),
-    more_seeds (whole number, NaN where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a
-    line; the reference has none. varied: of `varied_by`, if it is at hand. ConfigError if the store holds no runs of
+    once), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST, of this line alone), margin (a log
+    ratio: the given one, or the setting's, see margins.py), verdict (of all at once: `lower`, `higher`, `same` within
+    the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN where decided or with fewer than two pairs,
+    inf where 10,000 would not do). BF16 has a line; the reference has none. varied: of `varied_by`, if it is at hand.
+    ConfigError if the store holds no runs of
     `reference`, or if the margin is not positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)

@@ -8,7 +8,7 @@ from scipy.stats import kstest
 from fp4dse.results import against, front_chance
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.estimates.shrinkage import posterior
-from fp4dse.results.stats.estimates.simultaneous import lowest, versus
+from fp4dse.results.stats.estimates.simultaneous import fixed, lowest, table, versus
 from fp4dse.results.stats.estimates.spread import spread_over_seeds
 from fp4dse.results.stats.recipes.pareto import equal_costs, front, fronts
 
@@ -94,6 +94,20 @@ def test_no_recipe_is_told_from_the_luckiest_of_its_equals():
         truth = posterior(spread, gaps, []).draw(500, np.random.default_rng(0))
         found = versus(gaps, np.full(40, place), spread, truth, lowest(np.ones(40, bool)))
         wrong += (np.abs(found.difference) > found.limit * found.error).any()
+    assert wrong <= 8  # 5 % of 60, and three standard errors
+
+
+def test_of_twenty_studies_one_at_most_calls_a_recipe_the_same_that_is_beyond_the_margin():
+    """The first of 24 recipes is the best, and the others are 1.02 margins from it: the worst case."""
+    wrong, margin = 0, 0.005
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        gaps = 0.1 + 1.02 * margin * (np.arange(24) > 0)[:, None] + rng.normal(0, 0.0025, (24, 4))
+        spread = spread_over_seeds(gaps)
+        found = versus(gaps, np.zeros(24, int), spread, np.tile(gaps.mean(axis=1), (2, 1)), fixed(0))
+        lines = table(found, margin)[1:]
+        wrong += lines["verdict"].eq("same").any()
+        assert lines["p_same"].lt(0.05)[lines["verdict"].eq("same")].all()
     assert wrong <= 8  # 5 % of 60, and three standard errors
 
 
