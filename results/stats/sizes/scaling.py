@@ -20,7 +20,10 @@ From critical_tokens = (B · N^a / K)^(1 / 2b) on, more data make the loss highe
 The power law gap = c · N^p · (D / N)^q assumes nothing about BF16's loss.
 
 All limits are over seeds (points.py), the law's share of the uncertainty included. That a law holds at other sizes is
-not theirs to say: extrapolation.py holds it against a size that was left out.
+not theirs to say: extrapolation.py holds it against a size that was left out. And limits are of a form that may be
+true: where the luck of seeds leaves as large weighted squares in fewer than one draw of a hundred (p < 0.01) the form is
+refuted. Its best fit stays, as a description, and has no limits. (Chi-square would refute too many: it takes few seeds'
+variances for known, and leaves out the luck of BF16's seeds, which all gaps at a preset share.)
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ from fp4dse.results.stats.sizes.points import GROUP, Sizes, limits, sizes
 
 FITTED = ["eff_n", "eff_d", "critical_tokens", "largest_gap", "size_exponent", "ratio_exponent"]
 """The columns of a recipe's fits, each with its limits."""
+
+REFUTED = "{}: refuted by a misfit of {:.1f} standard errors, no limits"
+"""The note on a form that gaps do not have."""
+SIGNIFICANT = 0.01
+"""The share of draws below which a misfit is more than luck."""
 
 
 class Effective(NamedTuple):
@@ -85,7 +93,7 @@ def scaling(runs: pd.DataFrame) -> pd.DataFrame:
     critical_tokens (as 2501.02423 defines it, at the largest preset), largest_gap (the power law at the largest
     preset), size_exponent, ratio_exponent (p, q of gap = c · N^p · (D / N)^q; NaN if only one value was tried), then
     misfit_effective and misfit_power (root mean square of measured - fitted gap, in their standard errors) and note
-    (why something is missing, else empty).
+    (why something is missing, else empty). Fits whose misfit is more than the luck of seeds (p < 0.01) have no limits.
     """
     limited = [f"{name}{end}" for name in FITTED for end in ("", "_low", "_high")]
     columns = [*GROUP, "config_id", "label", "presets", "seeds", *limited]
@@ -107,7 +115,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     values: dict[str, Array] = {}
     known = (np.isfinite(points.noise[recipe]) & (points.seeds > 1))[here]
     notes = [no_law, "" if known.all() else "one seed at a preset: no limits"]
-    power = fit_power(points, recipe)
+    power, refuted = fit_power(points, recipe), set[str]()
     if power is None:
         notes.append("fewer than two presets")
     else:
@@ -116,20 +124,28 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     misfits: dict[str, float] = dict.fromkeys(["misfit_effective", "misfit_power"], np.nan)
     at = points.parameters, points.tokens
     if power is not None:
-        misfits["misfit_power"] = _misfit(points, recipe, power.gap(*at)[0])
+        fit = power.gap(*at)
+        misfits["misfit_power"] = _misfit(points, recipe, fit[0])
+        if known.all() and _refuted(points, recipe, fit):
+            refuted |= {"largest_gap", "size_exponent", "ratio_exponent"}
+            notes.append(REFUTED.format("power law", misfits["misfit_power"]))
     effective = None if law is None else fit_effective(points, law, recipe)
     if law is not None and effective is not None:
         eff_n, eff_d = effective.factors()
         free = _free(points, recipe)
         values |= {"eff_n": eff_n if free[0] else eff_n[:1], "eff_d": eff_d if free[1] else eff_d[:1]}
         values["critical_tokens"] = critical_tokens(points, law, recipe)
-        misfits["misfit_effective"] = _misfit(points, recipe, effective.gap(*at, law.floor)[0])
+        fit = effective.gap(*at, law.floor)
+        misfits["misfit_effective"] = _misfit(points, recipe, fit[0])
+        if known.all() and _refuted(points, recipe, fit):
+            refuted |= {"eff_n", "eff_d"}
+            notes.append(REFUTED.format("effective parameters and data", misfits["misfit_effective"]))
     elif law is not None:
         notes.append("quantizes nothing" if not any(_free(points, recipe)) else "at fewer presets than factors")
     line: dict[str, object] = {"presets": points.tried(recipe), "seeds": int(seeds[here].min()) if here.any() else 0}
     for name, draws in values.items():
         line[name] = float(draws[0])
-        if len(draws) > 1:
+        if len(draws) > 1 and name not in refuted:
             line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], known)
     return {**line, **misfits, "note": "; ".join(filter(None, notes))}
 
@@ -223,6 +239,15 @@ def _misfit(points: Sizes, recipe: int, fit: Array) -> float:
     here = points.recipes.seeds[recipe] > 0
     off = (points.gap[recipe][0] - fit) * _weights(points, recipe)
     return float(np.sqrt(np.mean(off[here] ** 2))) if np.isfinite(points.noise[recipe]).any() else np.nan
+
+
+def _refuted(points: Sizes, recipe: int, fit: Array) -> bool:
+    """True where gaps are farther from a fit than the luck of seeds takes them but in a few draws. fit: [R + 1, P]."""
+    here = points.recipes.seeds[recipe] > 0
+    off = ((points.gap[recipe] - fit) * _weights(points, recipe))[:, here]
+    measured, by_luck = np.square(off[0]).sum(), np.square(off[1:] - off[0]).sum(axis=1)
+    beyond_rounding = measured > here.sum()  # a fit with as many numbers as presets leaves nothing
+    return bool(beyond_rounding and np.mean(by_luck >= measured) < SIGNIFICANT)
 
 
 def _linear(design: Array, target: Array, weight: Array) -> Array:

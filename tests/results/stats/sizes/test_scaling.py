@@ -40,6 +40,22 @@ def test_a_pass_in_bf16_has_the_factor_one_without_limits(lines):
     assert both[["eff_n_low", "eff_n_high", "eff_d_low", "eff_d_high"]].notna().all()
 
 
+def test_a_form_that_the_gaps_refute_has_no_limits_and_says_so():
+    lines = scaling(study("power", noise=1e-4, common=1e-4)[0])
+    refuted = lines["note"].str.contains("effective parameters and data: refuted by a misfit of")
+    assert refuted.sum() >= 3
+    assert lines.loc[refuted, ["eff_n_low", "eff_n_high", "eff_d_low", "eff_d_high"]].isna().all(axis=None)
+    assert lines.loc[refuted, ["largest_gap_low", "size_exponent_high"]].notna().all(axis=None)
+    assert lines.loc[refuted, "misfit_effective"].gt(5).all()
+    assert not lines["note"].str.contains("power law: refuted").any()
+
+
+def test_a_form_that_is_true_is_refuted_of_one_recipe_in_a_hundred_or_so():
+    notes = pd.concat([scaling(study(seed=seed)[0])["note"] for seed in range(1, 13)])
+    count = notes.str.contains("effective parameters and data: refuted").sum()
+    assert count <= 0.01 * len(notes) + 3 * np.sqrt(0.01 * len(notes))
+
+
 def test_a_recipe_that_quantizes_some_layers_or_the_attention_core_alone_has_both_factors():
     runs, _ = study()
     elements = [name for name in runs if name.endswith("_element")]
