@@ -44,7 +44,7 @@ def scored(study: Study, said: Answers) -> Iterator[Score]:
     lines = lines[~lines["is_baseline"] & np.isfinite(lines["gap"].astype(float))]
     truth = study.gap[study.rows(lines["config_id"])]
     yield "interval of a recipe's gap covers", *_covered(lines, "gap_low", "gap_high", truth)
-    yield from _front(study, said.front_chance)
+    yield from scores_of_front(study, said.front_chance)
     yield from _verdict(study, said.verdict)
     yield from _confirmed(study, said)
     yield from _against(study, said.against)
@@ -72,7 +72,8 @@ def _null(said: Answers) -> Iterator[Score]:
     yield "null studies with a neighbour told from the best", float(near["verdict"].isin(APART).any()), 1
 
 
-def _front(study: Study, lines: pd.DataFrame) -> Iterator[Score]:
+def scores_of_front(study: Study, lines: pd.DataFrame) -> Iterator[Score]:
+    """Scores of the front and of p_front. lines: of `front_chance`, of this study."""
     rows = study.rows(lines["config_id"])
     truth = front(study.cost[rows], study.gap[rows], BF16_COST)
     chosen = lines["on_front"].to_numpy(bool)

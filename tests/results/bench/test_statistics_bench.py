@@ -1,11 +1,18 @@
 """Studies of known truth: what is drawn is what is scored."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from fp4dse.results.bench.answers import with_fresh_seeds
+from fp4dse.results.bench.scores import scores_of_front
 from fp4dse.results.bench.statistics import bench, scored_in_batches, summed
 from fp4dse.results.bench.studies import SIZES, WORLDS, drawn, resampled
-from fp4dse.results.stats.paired import add_gap
+from fp4dse.results.report.technique_findings import standing
+from fp4dse.results.stats.paired import add_gap, rows_at_best_lr
+from fp4dse.results.stats.recipes.confirmed import confirmed
+from fp4dse.results.stats.recipes.front_chance import front_chance
+from fp4dse.results.stats.techniques.marginal import marginal
 
 
 def study(world: str, seed: int = 0):
@@ -72,3 +79,51 @@ def test_the_bench_has_a_line_for_each_target():
     lines = {line["what"]: line for line in bench(["48"], len(WORLDS))}
     assert lines["interval of a recipe's gap covers"]["value"] > 0.9
     assert lines["null studies with an effect told"]["target"] == "≤ 0.05"
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """Of 21 studies of all worlds and 13 null ones more: the figures below, without what takes long."""
+    rng = np.random.default_rng(1)
+    studies = [drawn(SIZES["48"], WORLDS[i % len(WORLDS)], rng) for i in range(21)]
+    nulls = [one for one in studies if one.world == "null"]
+    nulls += [drawn(SIZES["48"], "null", rng) for _ in range(13)]
+    runs = with_fresh_seeds(studies)
+    chance, new = front_chance(rows_at_best_lr(runs)), confirmed(runs)
+    scores = []
+    for i, one in enumerate(studies):
+        lines, best = (of[of["task"].eq(f"{i:06}")] for of in (chance, new[new["best"]]))
+        scores.append([] if one.world == "null" else list(scores_of_front(one, lines)))
+        bias = (best["estimate"].to_numpy() - one.gap[one.rows(best["config_id"])]).sum()
+        scores[-1].append(("bias", 100 * bias, len(best)))
+    alone = add_gap(pd.concat([one.runs(f"{i:06}") for i, one in enumerate(nulls)], ignore_index=True))
+    pairs = marginal(alone)
+    called = standing(pairs).isin(["helps", "harms"]).groupby(pairs["task"]).any()
+    scores += [[("null", float(any_), 1)] for any_ in called]
+    return {line["what"]: line for line in summed("48 × 3", scores)}
+
+
+def test_the_confirmed_best_is_not_flattered(figures):
+    """Nor by more than three errors of the simulation. An estimate from the seeds that chose is."""
+    line = figures["bias"]
+    assert line["drawn"] == 21
+    assert abs(line["value"]) <= 3 * line["error"]
+    assert line["error"] < 0.2
+
+
+def test_no_more_null_studies_than_one_in_twenty_say_helps_or_harms(figures):
+    line = figures["null"]
+    assert line["drawn"] == 16
+    assert line["value"] <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / line["drawn"])
+
+
+def test_a_recipe_is_on_the_true_front_as_often_as_p_front_says(figures):
+    """In each tenth that enough studies have: up to .05 (docs/results.md) and three standard errors of a share of so many
+    studies, or those of the simulation, where they are larger."""
+    tenths = {int(what[10]): line for what, line in figures.items() if what.startswith("p_front")}
+    tenths = {tenth: line for tenth, line in tenths.items() if line["drawn"] >= 6}
+    assert {0, 1, 9} <= set(tenths)
+    for tenth, line in tenths.items():
+        p = tenth / 10 + 0.05
+        error = max(line["error"], np.sqrt(p * (1 - p) / line["drawn"]))
+        assert abs(line["value"]) <= 0.05 + 3 * error, line
