@@ -7,11 +7,11 @@ them, and "no significant difference" answers neither:
     different?   the 95 % interval of mean d leaves out zero: that of intervals.py, whose p is of the same rule
     the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
 
-A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
-is `open`. This is of one pair. Where many are judged at once (`against`, simultaneous.py), either verdict goes by one
-interval that holds for all of them: with 5 % for each line, one study in three of fifty recipes that are
-just beyond the margin would call one of them the same. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, over
-what mean and standard deviation may be after all (promised.py).
+A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither is
+`open`. This is of one pair. Where many are judged at once (`against`, simultaneous.py), either verdict goes by one
+interval that holds for all of them: with 5 % for each line, one study in three of fifty recipes that are just beyond
+the margin would call one of them the same. Seeds that would decide: the fewest with which one of the two tests is
+passed with a chance of 80 %, over what mean and standard deviation may be after all (promised.py).
 """
 
 from __future__ import annotations

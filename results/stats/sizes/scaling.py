@@ -21,9 +21,9 @@ The power law gap = c · N^p · (D / N)^q assumes nothing about BF16's loss.
 
 All limits are over seeds (points.py), the law's share of the uncertainty included. That a law holds at other sizes is
 not theirs to say: extrapolation.py holds it against a size that was left out. And limits are of a form that may be
-true: where the luck of seeds leaves as large weighted squares in fewer than one draw of a hundred (p < 0.01) the form is
-refuted. Its best fit stays, as a description, and has no limits. (Chi-square would refute too many: it takes few seeds'
-variances for known, and leaves out the luck of BF16's seeds, which all gaps at a preset share.)
+true: where the luck of seeds leaves as large weighted squares in fewer than one draw of a hundred (p < 0.01) the form
+is refuted. Its best fit stays, as a description, and has no limits. (Chi-square would refute too many: it takes few
+seeds' variances for known, and leaves out the luck of BF16's seeds, which all gaps at a preset share.)
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def test_no_more_null_studies_than_one_in_twenty_say_helps_or_harms(figures):
 
 
 def test_a_recipe_is_on_the_true_front_as_often_as_p_front_says(figures):
-    """In each tenth that enough studies have: up to .05 (docs/results.md) and three standard errors of a share of so many
-    studies, or those of the simulation, where they are larger."""
+    """In each tenth that enough studies have: up to .05 (docs/results.md) and three standard errors of a share of so
+    many studies, or those of the simulation, where they are larger."""
     tenths = {int(what[10]): line for what, line in figures.items() if what.startswith("p_front")}
     tenths = {tenth: line for tenth, line in tenths.items() if line["drawn"] >= 6}
     assert {0, 1, 9} <= set(tenths)
