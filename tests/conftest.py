@@ -6,13 +6,11 @@ import atexit
 import contextlib
 import functools
 import gc
-import importlib
 import os
 import shutil
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -79,27 +77,13 @@ def one_command_line():
         yield
 
 
-def _compile_part(session: pytest.Session) -> None:
-    """On a fresh clone every process would compile all test files, its asserts rewritten, for seven seconds. So each
-    first imports a part of them, which writes its bytecode, and finds the others' afterwards."""
-    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
-    if worker is None or session.config.args_source != pytest.Config.ArgsSource.TESTPATHS:
-        return
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
-        if not any(file.parent.glob(f"__pycache__/{file.stem}.*-pytest-*.pyc")):
-            with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it says so
-                importlib.import_module(".".join(file.relative_to(Path(__file__).parents[1]).with_suffix("").parts))
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     """What is collected stays to the end: no search for garbage goes through it again, which takes half a second. And
     garbage is searched for rarely, as its search took four hundredths of the time of tests. At the exit all is let go
     of, or Triton's library counts on standard error what it still holds; not before, as pytest searches twice then."""
     gc.disable()
     try:
-        _compile_part(session)
         return (yield)
     finally:
         gc.enable()

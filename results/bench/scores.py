@@ -157,7 +157,7 @@ def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:
 
 
 def _compare(study: Study, rows: pd.DataFrame) -> Iterator[Score]:
-    """What `compare` promises of PAIRS pairs of recipes that nothing was chosen by."""
+    """The promises of `compare` of PAIRS pairs of recipes that nothing was chosen by."""
     if len(study.gap) >= 2000:
         return
     promises = {}

@@ -37,7 +37,7 @@ Limits = Callable[[Array], tuple[Array, Array]]
 
 
 class Prospect(NamedTuple):
-    """What lines without a verdict have, and what may be true of them."""
+    """Lines without a verdict: pairs that there are, and differences and spreads that may be true."""
 
     pairs: Array
     """[rows]: those there are."""
