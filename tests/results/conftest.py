@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,6 @@ import pytest
 from fp4dse.dse import Recipe, Space
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.results import Store, open_store, recipe_columns
-from tests.results.asked_once import asked_once, joined
 
 STEPS = [1, 4, 16, 64, 200]
 WRITTEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -123,13 +121,6 @@ def swept(tmp_path_factory, row) -> Store:
     store.add([row("nvfp4", 7, status="failed", failure="<b>killed</b>")], "failed")
     store.add([row("mxfp4", 8, 0.3, fallbacks=["eager: no compiler"])], "eager")
     return store
-
-
-@pytest.fixture(scope="session")
-def rl_store(tmp_path_factory) -> Store:
-    """The rows of the page of reinforcement learning. Tests of two files ask its queries."""
-    original = Path(__file__).parents[2] / "docs" / "study" / "rl-store"
-    return asked_once(joined(original, tmp_path_factory.mktemp("rl") / "store"))
 
 
 SERVER = """

@@ -9,7 +9,7 @@ from scipy.stats import ttest_1samp
 
 from fp4dse.results.stats.estimates.intervals import mean_interval
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "rl.md"
 MACRO = "e2m1 1x32 e8m0-rceil macro"
 FIXED = f"{MACRO}, forward residual, noise weights"

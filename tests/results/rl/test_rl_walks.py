@@ -3,17 +3,15 @@
 import re
 
 import numpy as np
-import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.results.stats.estimates.intervals import half_width
 from fp4dse.tasks.rl.presets import PRESETS
-from tests.results.rl_page import (
+from tests.results.rl.rl_page import (
     EQUAL,
     FIXED,
     FRESH,
     IN_ROLLOUTS,
-    PAGE,
     WALKS,
     interval,
     numbers,
@@ -26,16 +24,6 @@ from tests.results.rl_page import (
 SLOWER, RATES = (1.5e-5, 3e-5, 6e-5), (1.2e-4, 2.4e-4, 4.8e-4)
 OTHERS = ["small", "small-500", "medium", "edits-small", "carries-small", "walks-long-small", *WALKS[:1], *WALKS]
 """The rows of the table of seeds 0, 1 and 2."""
-
-
-@pytest.fixture(scope="module")
-def store(rl_store):
-    return rl_store
-
-
-@pytest.fixture(scope="module")
-def page():
-    return PAGE.read_text(encoding="utf-8")
 
 
 def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store):

@@ -11,12 +11,11 @@ from scipy.stats import t, wilcoxon
 from fp4dse.results.stats.estimates.intervals import adjusted, holm, mean_interval, p_value
 from fp4dse.sweeps.arguments import find_space
 from tests.results.asked_once import views_made_once
-from tests.results.rl_page import (
+from tests.results.rl.rl_page import (
     FIXED,
     IN_ROLLOUTS,
     MACRO,
     MANY,
-    PAGE,
     interval,
     numbers,
     queries_of,
@@ -70,16 +69,6 @@ GROUP BY ALL
 def few_views():
     with views_made_once():
         yield
-
-
-@pytest.fixture(scope="module")
-def store(rl_store):
-    return rl_store
-
-
-@pytest.fixture(scope="module")
-def page():
-    return PAGE.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,12 @@ from scipy.stats import binomtest, ttest_1samp, ttest_ind
 
 from fp4dse.results.stats.estimates.intervals import holm
 from fp4dse.results.stats.recipes.equivalence import compare
-from tests.results.rl_page import (
+from tests.results.rl.rl_page import (
     EQUAL,
     FIXED,
     FRESH,
     IN_ROLLOUTS,
     MANY,
-    PAGE,
     WALKS,
     chance_to_pass,
     interval,
@@ -38,16 +37,6 @@ COMPARED = [("small", name) for name in MANY]
 COMPARED += [("walks-small", name) for name in MANY if name != FIXED]
 COMPARED += [("walks-medium", name) for name in ("mxfp4-rceil", "bf16, noise weights")]
 """The rows of the table of 2.4e-4."""
-
-
-@pytest.fixture(scope="module")
-def store(rl_store):
-    return rl_store
-
-
-@pytest.fixture(scope="module")
-def page():
-    return PAGE.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
