@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from fp4dse.dse import ConfigError
+from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import Point, Tuned
 from fp4dse.tasks.tuned.trainer import Asked, Trainer, representatives
 
@@ -22,14 +23,17 @@ def add_decay(trainer: Trainer, before: Tuned) -> Tuned:
     """The findings of rates, with weight decay and clipping tried on the same seeds. ConfigError if they are of another
     revision, length or device."""
     task = trainer.task
-    for name, value in {"rev": task.rev, "steps": task.steps, "device": trainer.device}.items():
-        if value != (then := getattr(before, name)):
-            raise ConfigError(
-                name, value, f"{then}, as the file of {task.name}:{task.preset} has it, or tune its rates again"
-            )
+    check_same(before, task, {"device": trainer.device}, "tune its rates again")
     own = [point for point in before.curve if point.is_own]
     found = msgspec.structs.replace(before, curve=own)
     return msgspec.structs.replace(found, curve=sorted(own + decays_and_clips(trainer, found), key=in_order))
+
+
+def check_same(before: Tuned, task: Task, more: Mapping[str, object], instead: str) -> None:
+    """ConfigError if a preset's findings are of another revision or length, or differ in more. instead: another way."""
+    for name, value in {"rev": task.rev, "steps": task.steps, **more}.items():
+        if value != (then := getattr(before, name)):
+            raise ConfigError(name, value, f"{then}, as the file of {task.name}:{task.preset} has it, or {instead}")
 
 
 def decays_and_clips(trainer: Trainer, found: Tuned) -> list[Point]:

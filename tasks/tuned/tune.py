@@ -27,7 +27,7 @@ from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
-from fp4dse.tasks.tuned.decay import FACTOR, add_decay, decays_and_clips, in_order
+from fp4dse.tasks.tuned.decay import FACTOR, add_decay, check_same, decays_and_clips, in_order
 from fp4dse.tasks.tuned.trainer import Asked, Trainer, representatives
 
 FIRST_SEED, FIRST_FRESH = 1000, 2000
@@ -89,11 +89,8 @@ def kept(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: 
     others = sorted({point.of for point in before.curve} - {*classes})
     if not others:
         return None
-    now = {"rev": task.rev, "steps": task.steps, "device": device, "seeds": [*seeds]}
-    for name, value in now.items():
-        if value != (then := getattr(before, name)):
-            fix = f"{then}, as the file of {task.name}:{task.preset} has it, or --classes with {', '.join(others)}, too"
-            raise ConfigError(name, value, fix)
+    more = {"device": device, "seeds": [*seeds]}
+    check_same(before, task, more, f"--classes with {', '.join(others)}, too")
     return before
 
 
