@@ -51,8 +51,7 @@ def against(
     ratio: the given one, or the setting's, see margins.py), verdict (of all at once: `lower`, `higher`, `same` within
     the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN where decided or with fewer than two pairs,
     inf where 10,000 would not do). BF16 has a line; the reference has none. varied: of `varied_by`, if it is at hand.
-    ConfigError if the store holds no runs of
-    `reference`, or if the margin is not positive."""
+    ConfigError if the store holds no runs of `reference`, or if the margin is not positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)
     knobs = codes_of(rows, varied)

@@ -172,12 +172,11 @@ def _by_law(rows: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
     """Values of GROUP and preset -> margin, where a law of the loss says it: the group's own, or another revision's."""
     groups = list(sizes(rows, resamples=1))
     laws = [(points, fit_law(points)) for points in groups if not why_no_law(points)]
-    laws.sort(key=lambda one: [_named(one[0])[name] for name in _REVISIONS], reverse=True)
+    laws.sort(key=lambda one: [_named(one[0])[name] for name in _REVISIONS])
     out: dict[tuple[Any, ...], Margin] = {}
     for points in groups:
         usable = [one for one in laws if _same_data(one[0], points)]
-        of_own = [one for one in usable if one[0] is points]
-        for fitted, law in reversed([*of_own, *usable]):
+        for fitted, law in sorted(usable, key=lambda one: one[0] is points):  # the last counts: its own
             pairs = zip(points.presets, _worth(law, fitted, points), strict=True)
             of = BY_LAW + _fitted_at(fitted, points)
             out |= {(*points.group, preset): Margin(float(one), of) for preset, one in pairs if one > 0}
