@@ -34,6 +34,8 @@ class Achieved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     matrix     of the matrix peak, for units that `formats` does not have
     formats    unit -> its own share: products of narrow formats stay farther from their peak
+    unscaled   unit -> the share of products whose operands have no scales of blocks, but a factor a row or a tensor,
+               where it is another one
     attention  of the matrix peak, by the core of attention, measured in BF16, where it stands to other products as
                in all formats; None: as other products
     """
@@ -42,6 +44,7 @@ class Achieved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vector: Number
     bandwidth: Number
     formats: dict[str, Number] = {}
+    unscaled: dict[str, Number] = {}
     attention: Number | None = None
 
 
@@ -61,6 +64,8 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     converts   element and scale formats with a conversion instruction; `e2m1 stochastic` where it takes random bits.
                What has none is rounded by vector instructions
     writes_apart   units so fast that a product's output is written after it is formed; the others write meanwhile
+    either_axis    units that contract an operand along either axis of one copy, if it has one factor for the tensor;
+               the others want a copy for each
     philox_rounds  of the generator that random bits for stochastic rounding are from; None: as the scenario says
     passes     time of the kernels that quantize relative to the modelled one
     rest       unmodelled part of a step (communication, idle time), a share of BF16's modelled step; the same seconds
@@ -83,6 +88,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     native: list[str] = []
     converts: list[str] = []
     writes_apart: list[str] = []
+    either_axis: list[str] = []
     philox_rounds: float | None = None
     passes: float = 1.0
     rest: float = 0.0
@@ -94,7 +100,8 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         rates |= {"network": self.network} if self.network else {}
         achieved = self.achieved
         shares = {f"achieved.{name}": getattr(achieved, name) for name in ("matrix", "vector", "bandwidth")}
-        shares |= {f"achieved.formats.{unit}": number for unit, number in achieved.formats.items()}
+        for name, of in (("formats", achieved.formats), ("unscaled", achieved.unscaled)):
+            shares |= {f"achieved.{name}.{unit}": number for unit, number in of.items()}
         shares |= {"achieved.attention": achieved.attention} if achieved.attention else {}
         for name, number in (rates | shares | {"launch": self.launch}).items():
             least = "0 or more" if name == "launch" else "above 0"
@@ -106,7 +113,12 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not lowest <= value < math.inf:
                 raise ValueError(f"{name} is {value:g}, but must be a finite number, {lowest:g} or more")
-        for name, units in (("achieved.formats", achieved.formats), ("writes_apart", self.writes_apart)):
+        for name, units in (
+            ("achieved.formats", achieved.formats),
+            ("achieved.unscaled", achieved.unscaled),
+            ("writes_apart", self.writes_apart),
+            ("either_axis", self.either_axis),
+        ):
             for unit in units:
                 if unit not in self.matrix:
                     raise ValueError(f"{name} has {unit}, but the matrix units are {', '.join(self.matrix)}")
@@ -116,10 +128,11 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         """True if it multiplies FP4 operands itself; else they are decoded, and multiplied in a wider unit."""
         return "fp4" in self.matrix
 
-    def flops(self, unit: str) -> float:
-        """FLOP/s that products in this unit reach."""
+    def flops(self, unit: str, *, unscaled: bool = False) -> float:
+        """FLOP/s that products in this unit reach; unscaled: no operand has scales of blocks."""
         if unit in self.matrix:
-            return self.matrix[unit].value * self.achieved.formats.get(unit, self.achieved.matrix).value
+            share = self.achieved.formats.get(unit, self.achieved.matrix)
+            return self.matrix[unit].value * (self.achieved.unscaled.get(unit, share) if unscaled else share).value
         return 2 * self.vector.value * self.achieved.vector.value
 
     def attention_flops(self, unit: str) -> float:

@@ -20,7 +20,7 @@ import msgspec
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.core import core
 from fp4dse.dse.cost.exchange import WAYS, exchange_seconds
-from fp4dse.dse.cost.model import Model
+from fp4dse.dse.cost.model import OUTSIDE, Model
 from fp4dse.dse.cost.products import product
 from fp4dse.dse.cost.scenario import MID, under
 from fp4dse.dse.cost.step import is_bf16, layers_by_recipe, pass_seconds, step_cost
@@ -63,15 +63,23 @@ def memory(recipe: Recipe, model: Model, recomputed: float = 0.0) -> float:
 
 
 def forward_seconds(recipe: Recipe, model: Model, chip: Chip, scenario: str = MID) -> float:
-    """Seconds of a micro-batch's forward pass."""
+    """Seconds of a micro-batch's forward pass through the blocks."""
     chip = under(chip, scenario)
-    layers = 0.0
-    for r, part in layers_by_recipe(recipe, model):
-        layers += sum(seconds for _, seconds in product("fprop", r.fprop, part, chip, gemm_of(r)))
-        layers += pass_seconds(r, part, chip)
     traffic = step_cost(recipe, msgspec.structs.replace(model, parameters=0), chip).seconds["rest"]
     sent = exchange_seconds(recipe, model, chip, WAYS[:2])
+    layers = sum(seconds for _, seconds in forward_of_layers(recipe, model, chip))
     return layers + FORWARD_CORE * core(recipe, model, chip) + FORWARD_TRAFFIC * traffic + sent
+
+
+def forward_of_layers(recipe: Recipe, model: Model, chip: Chip) -> list[tuple[Recipe, float]]:
+    """Seconds of the blocks' forward products and of the passes over X, by the recipe that layers compute as; in a
+    scenario's chip."""
+    out: list[tuple[Recipe, float]] = []
+    blocks = [of for of in model.linears if of.kind not in OUTSIDE]
+    for r, part in layers_by_recipe(recipe, msgspec.structs.replace(model, linears=blocks)):
+        products = sum(seconds for _, seconds in product("fprop", r.fprop, part, chip, gemm_of(r)))
+        out.append((r, products + pass_seconds(r, part, chip)))
+    return out
 
 
 def fit(recipe: Recipe, model: Model, chip: Chip, capacity: float, scenario: str = MID) -> Fit | None:

@@ -176,6 +176,8 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:
             items.append(Item(use.slot, "rotation" if use.copy_of is None else "copies of the forward", made))
             items += [Item(use.slot, "rotation", work.rotation(use.rotation))] if use.rotation else []
         elif first is not None and one_encoding(first, use):
+            if _serves_both(first, use, chip):
+                continue
             write = decoded_bytes(use.quantizer, use.unit, chip) or work.stored_bytes(use.quantizer)
             items.append(Item(use.slot, "second copy", Work(write=use.quantizer.encodings * write)))
         else:
@@ -220,6 +222,11 @@ def one_encoding(a: Use, b: Use) -> bool:
     symmetric = bool(tile(a.quantizer.block)) or a.quantizer.block == "tensor"
     drawn = isinstance(a.quantizer.rounding, Stochastic) or a.quantizer.stochastic_scales
     return symmetric and not drawn and a.quantizer == b.quantizer and not (a.rotation or b.rotation)
+
+
+def _serves_both(a: Use, b: Use, chip: Chip) -> bool:
+    """True if one copy of the tensor is all that both products need."""
+    return a.unit == b.unit and b.unit in chip.either_axis and b.quantizer.block == "tensor"
 
 
 def _decode_copy(q: Quantizer, unit: str, chip: Chip) -> Work:

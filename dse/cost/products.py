@@ -22,7 +22,7 @@ from functools import lru_cache
 from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Linear, Model
-from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
+from fp4dse.dse.cost.units import decoded_bytes, has_block_scales, product_unit, scales_partial_sums
 from fp4dse.dse.outliers import LowRank, Mean, TrainedFactors
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import GemmChoice
@@ -46,6 +46,7 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
     sampled = samples_of(a.rounding) * samples_of(b.rounding)
     residuals = a.encodings * b.encodings - sampled
     factors = any(scales_partial_sums(q, unit, chip) for q in (a, b))
+    rate = chip.flops(unit, unscaled=not any(has_block_scales(q) for q in (a, b)))
     lanes = chip.vector.value * chip.achieved.vector.value
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     base = scales = outliers = samples = 0.0
@@ -55,7 +56,7 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
         reads = depth * (rows * _bytes(a, unit, chip) + columns * _bytes(b, unit, chip)) / bandwidth
         writes = rows * columns * output / bandwidth
         after = writes if unit in chip.writes_apart else 0.0
-        formed = max(2 * size / chip.flops(unit), reads + writes - after)
+        formed = max(2 * size / rate, reads + writes - after)
         once = formed + after
         launch = chip.launch.value / linear.together
         base += linear.count * (once + launch)

@@ -42,7 +42,7 @@ from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
 
-COST_REV = 7
+COST_REV = 8
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-8b", "gb200"
 

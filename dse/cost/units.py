@@ -92,6 +92,11 @@ def scales_partial_sums(q: Quantizer, unit: str, chip: Chip) -> bool:
     return by_blocks or q.scaling == "macro" or q.factors_over in ("segment", "tile")
 
 
+def has_block_scales(q: Quantizer) -> bool:
+    """True if scales of blocks go into a product with the codes: not in BF16, nor with a factor a row or a tensor."""
+    return not q.is_plain and q.block not in ("row", "tensor")
+
+
 def _scaled_afterwards(q: Quantizer) -> bool:
     """True if the block scale can be applied to the product, or to sums over 128 elements of the contraction: the block
     is as long, and has one scale."""

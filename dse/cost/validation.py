@@ -1,11 +1,12 @@
 """Checks of the cost model: beside what others measured, and under other assumptions.
 
-`published.toml` holds the measured numbers in two parts that share none. Single kernels and BF16 throughputs are what
+`published.toml` holds the measured numbers in two parts that share none. Single kernels and some throughputs are what
 shares of peaks and scenarios were chosen from (`fits`). Ratios of two runs of one source, of whole models or of a layer
 alone, were used for nothing (`ratios`): how far the model is from them is its error. The BF16 runs of some are among
-the throughputs, and what is beside a modelled step follows from these (`over_is_fitted`). To see if the order of
-recipes depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced again on the
-default model and chip.
+the throughputs, and what is beside a modelled step follows from these (`over_is_fitted`). A run is priced as it was
+made: its own sequences, micro-batches and blocks made again stand in its row where they are not the shape's. To see if
+the order of recipes depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced
+again on the default model and chip.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import msgspec
 
 from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip, Number, load_chip
+from fp4dse.dse.cost.memory import at_share, forward_of_layers
 from fp4dse.dse.cost.model import Linear, Model, load_model
 from fp4dse.dse.cost.operands import TECHNIQUES, Use
 from fp4dse.dse.cost.products import product
-from fp4dse.dse.cost.scenario import ENDS, MID
-from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, UNMODELLED, step_cost
+from fp4dse.dse.cost.scenario import ENDS, MID, under
+from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, UNMODELLED, is_bf16, step_cost
 from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.reading.library import recipe_files, recipe_from_dict
@@ -70,10 +72,10 @@ class Comparison(msgspec.Struct, frozen=True):
 def ratios() -> tuple[Comparison, ...]:
     """Published throughputs of whole training runs, or of a layer alone, relative to another run of the same source."""
     out = []
-    for row in _data()["ratio"]:
+    for row in published()["ratio"]:
         over = {**row, **row["over"]}
         measured = row["published"] / over["published"]
-        found = {name: _throughput(row, name) / _throughput(over, name) for name in (MID, *ENDS)}
+        found = {name: tokens_per_second(row, name) / tokens_per_second(over, name) for name in (MID, *ENDS)}
         band = tuple(sorted(found[end] for end in ENDS))
         fitted = row["over"].get("fitted", False)
         out.append(Comparison(row["what"], measured, found[MID], row["source"], band, row["chip"], _shape(row), fitted))
@@ -85,16 +87,16 @@ def fits() -> tuple[Comparison, ...]:
     """Measurements that shares of peaks and scenarios were chosen from: products (µs), quantizing (ms), BF16
     throughputs (tokens/s)."""
     out = []
-    for row in _data()["product"]:
+    for row in published()["product"]:
         chip = load_chip(row["chip"])
         modelled = sum(_product_us(row["quantizer"], shape, chip) for shape in row["shapes"])
         out.append(Comparison(row["what"], row["measured"], modelled, row["source"], chip=row["chip"]))
-    for row in _data()["quantizing"]:
+    for row in published()["quantizing"]:
         seconds = step_cost(_recipe(row), _layer(row), load_chip(row["chip"]), row["scenario"]).seconds
         modelled = 1e3 * sum(seconds[name] for name in TECHNIQUES)
         out.append(Comparison(row["what"], row["measured"], modelled, row["source"], chip=row["chip"]))
-    for row in _data()["throughput"]:
-        modelled = _throughput(row, row["scenario"])
+    for row in published()["throughput"]:
+        modelled = tokens_per_second(row, row["scenario"])
         out.append(Comparison(row["what"], row["published"], modelled, row["source"], (), row["chip"], row["model"]))
     return tuple(out)
 
@@ -107,14 +109,33 @@ def median_error(rows: Iterable[Comparison]) -> float:
 @cache
 def kernels() -> tuple[Comparison, ...]:
     """This project's kernels on an H200: µs for 2^26 elements of BF16."""
-    return tuple(Comparison(row["what"], row["measured"], _kernel_us(row)) for row in _data()["kernel"])
+    return tuple(Comparison(row["what"], row["measured"], _kernel_us(row)) for row in published()["kernel"])
 
 
-def _throughput(row: Mapping[str, Any], scenario: str) -> float:
-    """Modelled tokens/s. A layer alone is not a step: nothing is unmodelled."""
-    model = _layer(row) if "layers" in row else load_model(row["model"])
-    seconds = step_cost(_recipe(row), model, load_chip(row["chip"]), scenario).seconds
-    return model.tokens / sum(time for part, time in seconds.items() if "model" in row or part != UNMODELLED)
+def tokens_per_second(row: Mapping[str, Any], scenario: str) -> float:
+    """Modelled tokens/s of the run of a row. A layer alone is not a step: nothing is unmodelled."""
+    recipe, chip = _recipe(row), load_chip(row["chip"])
+    if "layers" in row:
+        model = _layer(row)
+        parts = step_cost(recipe, model, chip, scenario).seconds
+        return model.tokens / sum(seconds for part, seconds in parts.items() if part != UNMODELLED)
+    model = _as_run(row)
+    total = at_share(recipe, model, chip, row.get("recomputed", 0.0), scenario).seconds
+    for r, once in forward_of_layers(recipe, model, under(chip, scenario)) if "products_again" in row else []:
+        total += row["products_again"]["bf16" if is_bf16(r) else "scaled"] * once
+    return model.tokens / total
+
+
+def _as_run(row: Mapping[str, Any]) -> Model:
+    """The row's shape with the tokens of a micro-batch, the micro-batches of a step and the sequences of the run, and
+    its optimizer's work shared out to as many GPUs as in the run."""
+    model = load_model(row["model"])
+    own: dict[str, Any] = {name: row[name] for name in ("tokens", "micro_batches") if name in row}
+    if "shards" in row:
+        own["bytes_per_parameter"] = model.bytes_per_parameter / row["shards"]
+    if "context" in row:
+        own["attention"] = [msgspec.structs.replace(part, context=row["context"]) for part in model.attention]
+    return msgspec.structs.replace(model, **own)
 
 
 def _shape(row: Mapping[str, Any]) -> str:
@@ -125,7 +146,7 @@ def _shape(row: Mapping[str, Any]) -> str:
 
 def _recipe(row: Mapping[str, Any]) -> Recipe:
     """A shipped recipe or one of the file's, with the row's own precise layers."""
-    name, own = row["recipe"], _data()["recipes"]
+    name, own = row["recipe"], published()["recipes"]
     found = recipe_from_dict(own[name], "published.toml") if name in own else Recipe.named(name)
     if "precise" in row:
         found = msgspec.structs.replace(found, precise=read(row["precise"], Precise, "published.toml"))
@@ -158,7 +179,8 @@ def _kernel_us(row: dict[str, Any]) -> float:
 
 
 @cache
-def _data() -> dict[str, Any]:
+def published() -> dict[str, Any]:
+    """The tables of published.toml."""
     return tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
 
 

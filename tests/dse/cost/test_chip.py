@@ -16,6 +16,7 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.rounding import Stochastic
 
+B300 = load_chip("b300")
 FOLDER = Path(cost.__file__).parent
 WORDS = ("data sheet", "white paper", "measured", "assumed", "chosen", "Programming Guide", "NVIDIA on", "verda.com on")
 
@@ -43,6 +44,13 @@ def test_narrower_units_are_never_slower(name):
     rates = [chip.flops(unit) for unit in UNITS if unit in chip.matrix]
     assert rates == sorted(rates, reverse=True)
     assert chip.flops("fp32") < rates[-1] or "fp32" in chip.matrix
+
+
+def test_fp8_without_scales_of_blocks_reaches_more_where_that_was_measured():
+    assert B300.flops("fp8", unscaled=True) == 0.63 * 4.5e15 > B300.flops("fp8")
+    others = [unit for unit in B300.matrix if unit != "fp8"]
+    assert [B300.flops(unit, unscaled=True) for unit in others] == [B300.flops(unit) for unit in others]
+    assert load_chip("h100").flops("fp8", unscaled=True) == load_chip("h100").flops("fp8")
 
 
 @pytest.mark.parametrize("name", chip_names())
@@ -145,7 +153,10 @@ def test_a_chip_of_ones_own_is_a_file(tmp_path):
         ("value = 2.0e-6", 'value = "fast"', "launch.value"),
         ("[matrix]", "[matrix", "mine.toml"),
         ('writes_apart = ["fp4"]', 'writes_apart = ["fp6"]', "writes_apart has fp6, but the matrix units are fp4, fp8"),
+        ('either_axis = ["fp8"]', 'either_axis = ["int8"]', "either_axis has int8, but the matrix units are fp4, fp8"),
         ("[achieved.formats]\nfp8", "[achieved.formats]\nint8", "achieved.formats has int8"),
+        ("[achieved.unscaled]\nfp8", "[achieved.unscaled]\nint8", "achieved.unscaled has int8"),
+        ("fp8 = { value = 0.63,", "fp8 = { value = 1.63,", "achieved.unscaled.fp8 is 1.63, but is a share, 1 at most"),
         ("fp8 = { value = 0.6,", "fp8 = { value = 1.6,", "achieved.formats.fp8 is 1.6, but is a share, 1 at most"),
     ],
 )

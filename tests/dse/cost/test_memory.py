@@ -66,6 +66,13 @@ def test_with_swiglus_inputs_in_fp8_in_both_runs_less_is_gained():
     )
 
 
+def test_the_head_is_not_made_again_with_the_blocks():
+    llama = load_model("llama-8b")
+    alone = replace(llama, linears=[of for of in llama.linears if of.kind != "head"])
+    assert forward_seconds(BF16, llama, H100) == forward_seconds(BF16, alone, H100)
+    assert forward_seconds(BF16, replace(llama, linears=[]), H100) < forward_seconds(BF16, llama, H100)
+
+
 def test_dispatches_are_as_small_as_their_formats():
     found, bf16 = exchanged_bytes(FP4, LARGE), exchanged_bytes(BF16, LARGE)
     share = {way: found[way] / bf16[way] for way in WAYS}

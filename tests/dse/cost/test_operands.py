@@ -85,6 +85,18 @@ def test_tiles_are_encoded_again_where_the_encoding_is_another(dgrad):
     assert "second copy" not in {item.technique for item in kernel.items}
 
 
+def test_one_copy_serves_both_products_where_units_contract_it_along_either_axis():
+    fp8, rows = (Quantizer.named(name) for name in ("fp8-current", "fp8-row"))
+    stages = Fprop(x=fp8, w=fp8), Wgrad(g=fp8, x=fp8)
+    assert sum(of(kernel, "write") for kernel in kernels("x", *stages)) == 1
+    hopper = load_chip("h100")
+    assert sum(of(kernel, "write") for kernel in passes(tensor_uses("x", *stages, hopper), hopper)) == 2
+    by_rows = kernels("x", Fprop(x=rows, w=rows), Wgrad(g=rows, x=rows))
+    assert sum(of(kernel, "write") for kernel in by_rows) == 2
+    other = kernels("x", Fprop(x=fp8, w=fp8), Wgrad(g=BF16, x=fp8))  # a BF16 product wants it decoded
+    assert sum(of(kernel, "write") for kernel in other) == 1 + 2
+
+
 def test_operands_from_the_forwards_copy_read_its_codes():
     forward, copied = kernels("x", Fprop(x=MXFP4, w=MXFP4), Wgrad(g=MXFP4, x=MXFP4, source="forward"))
     assert of(forward, "read") == 2

@@ -225,8 +225,8 @@ MISTAKES = {
     "cost of a joined space": (
         'join = [{ axes = { "*.block" = [16] }, cost = { chip = "h200" } }]',
         "cost",
-        "'llama-8b on gb200, revision 7'",
-        "llama-8b on h200, revision 7, which join[0] has",
+        "'llama-8b on gb200, revision 8'",
+        "llama-8b on h200, revision 8, which join[0] has",
     ),
     "name is a number": ("name = 1", "name", "1", "a text"),
     "base is no recipe": ("[base]", "base.fprop", "nothing", "a table with x, w, rotation"),
