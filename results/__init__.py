@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fp4dse.results.stats.recipes.equal_cost import matched
     from fp4dse.results.stats.recipes.equivalence import against, compare
     from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
-    from fp4dse.results.stats.recipes.margins import margins
     from fp4dse.results.stats.recipes.pareto import front
     from fp4dse.results.stats.recipes.summary import noise_floor, summarize
+    from fp4dse.results.stats.recipes.tokens_worth import margins
     from fp4dse.results.stats.sizes.agreement import agreement
     from fp4dse.results.stats.sizes.extrapolation import extrapolation
     from fp4dse.results.stats.sizes.loss_law import loss_law
@@ -45,7 +45,7 @@ __getattr__ = lazy(
         "stats.recipes.equal_cost": ("matched",),
         "stats.recipes.equivalence": ("against", "compare"),
         "stats.recipes.front_chance": ("front_chance", "hypervolume"),
-        "stats.recipes.margins": ("margins",),
+        "stats.recipes.tokens_worth": ("margins",),
         "stats.recipes.pareto": ("front",),
         "stats.recipes.summary": ("noise_floor", "summarize"),
         "stats.sizes.agreement": ("agreement",),

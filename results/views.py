@@ -14,9 +14,9 @@ from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
-from fp4dse.results.stats.recipes.margins import margins
 from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ
 from fp4dse.results.stats.recipes.summary import noise_floor, summarize
+from fp4dse.results.stats.recipes.tokens_worth import margins
 from fp4dse.results.stats.rollouts.effects import rollout_effects
 from fp4dse.results.stats.rollouts.numbers import RECORDED_READ, nothing_recorded, rollout_numbers
 from fp4dse.results.stats.sizes.agreement import agreement, published

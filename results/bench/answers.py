@@ -47,7 +47,7 @@ def answered(studies: Sequence[Study]) -> list[Answers]:
     rows = rows_at_best_lr(runs)
     recipes, chance, versus = summarize(rows), front_chance(rows), against(rows)
     new = confirmed(runs)
-    verdicts = verdicts_from(rows, with_chance(recipes, chance), versus, learning_rates(runs), new)
+    verdicts = verdicts_from(rows, with_chance(recipes, chance), learning_rates(runs), new)
     frames = [rows, recipes, chance, versus, effects(rows), marginal(rows), new]
     split = [dict(iter(frame.groupby("task"))) for frame in frames]
     by_task = {verdict.setting[0]: verdict for verdict in verdicts}

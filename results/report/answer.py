@@ -14,10 +14,19 @@ from fp4dse.results.report.markup import called, changed, changed_with, many, nu
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.levels import POINTS
 from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.recipes.equal_time import FARTHEST, Time
 from fp4dse.results.stats.recipes.margins import Margin, margin_text
 from fp4dse.results.stats.recipes.pareto import LEAST_SAVING
-from fp4dse.results.stats.recipes.verdict import EXPECTED_WORDS, Against, Confirmed, Verdict, bf16_words, front_words
-from fp4dse.results.text.ratios import best, noun
+from fp4dse.results.stats.recipes.verdict import (
+    EXPECTED_WORDS,
+    Against,
+    Confirmed,
+    Verdict,
+    at_equal_time,
+    bf16_words,
+    front_words,
+)
+from fp4dse.results.text.ratios import noun
 
 QUERIES = (
     "FROM front",
@@ -64,11 +73,11 @@ def _card(found: Findings) -> str:
         )
     else:
         new = verdict.confirmed
-        sure = _sure(found, verdict)
+        sure = _sure(verdict)
         screened = f'<p><span class="key">Screened</span>{called(verdict.label, found.labels)}. {sure}</p>'
         lead = (
             f"{_lead(new.label if new else verdict.label, found)}"
-            f'<p><span class="key">This sure</span>{_confirmed(found, new) if new else sure}</p>'
+            f'<p><span class="key">This sure</span>{_confirmed(new) if new else sure}</p>'
             f'<p><span class="key">This cost</span>{_cost(verdict)}{_cheaper(found, verdict)}</p>'
             f"{screened if new else ''}"
         )
@@ -102,7 +111,7 @@ def _lead(label: str, found: Findings) -> str:
     )
 
 
-def _confirmed(found: Findings, new: Confirmed) -> str:
+def _confirmed(new: Confirmed) -> str:
     """The estimate of the seeds that did not choose (HTML)."""
     loss = changed_with(new.gap, new.gap_low, new.gap_high)
     says = (
@@ -110,11 +119,8 @@ def _confirmed(found: Findings, new: Confirmed) -> str:
     )
     says += f"choosing it ({number(new.chosen_on)} others did): "
     says += _beside_bf16(new.bf16, new.margin)
-    others = f" {many(new.open, 'other candidate')} not told apart from it." if new.open else ""
-    if new.lowest == new.config_id:
-        return f"{says}.{others}"
-    lowest = f"{called(new.lowest_label, found.labels)}, {changed(new.lowest_gap)}"
-    return f"{says}. {best().capitalize()} on the seeds that chose has {lowest}, which costs more.{others}"
+    count = many(new.open, "other candidate")
+    return f"{says}. {count} not told apart from it{at_equal_time(new.time)}." if new.open else f"{says}."
 
 
 def _sentence(text: str) -> str:
@@ -122,7 +128,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _sure(found: Findings, verdict: Verdict) -> str:
+def _sure(verdict: Verdict) -> str:
     seeds = many(verdict.pairs, "paired seed")
     loss = changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)
     basis = f" ({EXPECTED_WORDS})" if verdict.is_expected else ""
@@ -131,7 +137,7 @@ def _sure(found: Findings, verdict: Verdict) -> str:
     if not math.isnan(verdict.p_front):
         share = f"a chance of {100 * verdict.p_front:.0f} %"
         says += f'; <span title="{share}">{front_words(verdict.p_front)}</span>'
-    return f"{says}.{_rivals(found, verdict)}"
+    return f"{says}.{_rivals(verdict)}"
 
 
 def _beside_bf16(bf16: Against, margin: Margin) -> str:
@@ -144,16 +150,11 @@ def _within(margin: Margin) -> str:
     return number(margin.value, margin_text(margin.value).replace(" ", "\u00a0"))
 
 
-def _rivals(found: Findings, verdict: Verdict) -> str:
-    """Sentences (HTML) on recipes that are as good, or that the seeds do not tell apart."""
-    text = ""
-    if verdict.lowest != verdict.config_id:
-        lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
-        name = called(lowest["label"], found.labels)
-        text = f" {verdict.lowest_words.capitalize()}, {changed(lowest['gap'])}, has {name}, which costs more."
+def _rivals(verdict: Verdict) -> str:
+    """A sentence (HTML) on recipes that are as good, or that the seeds do not tell apart."""
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
-    return f"{text} {others} {verdict.lowest_words}." if others else text
+    return f" {others} it{at_equal_time(verdict.time)}." if others else ""
 
 
 def _cost(verdict: Verdict) -> str:
@@ -161,7 +162,20 @@ def _cost(verdict: Verdict) -> str:
     if not math.isfinite(overhead):
         return "Unknown: its rows hold no overhead."
     alone = f" {TRAINERS_ALONE}" if verdict.unit == POINTS else ""
-    return f"{share_of_bf16(verdict.axis, overhead)}{_band(band)}{_model(verdict.overhead_of)}.{alone}"
+    time = _time((verdict.confirmed or verdict).time)
+    return f"{share_of_bf16(verdict.axis, overhead)}{_band(band)}{_model(verdict.overhead_of)}.{time}{alone}"
+
+
+def _time(time: Time) -> str:
+    """A sentence (HTML) on the time to BF16's loss; empty where nobody knows it."""
+    if math.isnan(time.mean):
+        return ""
+    if math.isinf(time.mean):
+        return f" BF16's loss: <b>not with {1 / FARTHEST:g} times its tokens</b>."
+    mean, low, high = (number(share, f"{100 * share:.0f}") for share in time)
+    ends = "" if math.isnan(time.low) else f" ({low} to {high}&nbsp;%)"
+    ends = f" ({low}&nbsp;% or more)" if math.isinf(time.high) else ends
+    return f" BF16's loss in <b>{mean}&nbsp;%</b>{ends} of its time, more tokens making up for the gap."
 
 
 def _band(band: Sequence[float]) -> str:

@@ -139,7 +139,7 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
         titles=titles,
         recipes=_with_setting(recipes, titles),
         floors=_with_setting(noise_floor(runs), titles),
-        verdicts=verdicts_from(rows, recipes, versus_best, rates, new),
+        verdicts=verdicts_from(rows, recipes, rates, new, varied),
         versus_best=_with_setting(versus_best, titles),
         matched=_with_setting(matched(rows, varied=varied), titles),
         rates=_with_setting(rates, titles),

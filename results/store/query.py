@@ -231,7 +231,7 @@ def _views(
     older: Mapping[str, str],
 ) -> dict[str, pa.Table]:
     """These views of the statistics. older: recipes of rows that do not name their baseline."""
-    from fp4dse.results.stats.recipes.margins import MARGINS_READ, with_margins
+    from fp4dse.results.stats.recipes.tokens_worth import MARGINS_READ, with_margins
     from fp4dse.results.views import columns_read, to_arrow  # all statistics, which a store needs for nothing else
 
     stored = [name for name in columns_read(named) if name not in (*DERIVED, *BAND, *MARGINS)]

@@ -214,7 +214,7 @@ class Store:
 
         Holds every schema column (`columns`: only these), the overhead's band (see pricing.py), measured and
         measured_of (see measured.py), baseline_loss and the gaps (see paired.add_gap); only if asked for the margin of
-        equivalence with what it is from (see stats/recipes/margins.py), and the curves, as arrays. recipes:
+        equivalence with what it is from (see stats/recipes/tokens_worth.py), and the curves, as arrays. recipes:
         config_ids; those and BF16 alone are read, under any training side. categories: texts are pandas categories,
         which a million rows take a tenth of the memory with. ConfigError on an unknown column.
         """
@@ -247,7 +247,8 @@ class Store:
 
     def _with_margins(self, found: pd.DataFrame) -> pd.DataFrame:
         """The rows with MARGINS, which take the curves of BF16's rows."""
-        from fp4dse.results.stats.recipes.margins import MARGINS_READ, with_margins  # scipy, which a sweep does without
+        # it needs scipy, which a sweep does without
+        from fp4dse.results.stats.recipes.tokens_worth import MARGINS_READ, with_margins
 
         return with_margins(found, to_pandas(self._read(MARGINS_READ, self._valid() & ds.field("is_baseline"))))
 

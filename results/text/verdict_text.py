@@ -7,10 +7,17 @@ import math
 import textwrap
 
 from fp4dse.results.stats.levels import POINTS
-from fp4dse.results.stats.recipes.margins import margin_text
-from fp4dse.results.stats.recipes.verdict import EXPECTED_WORDS, Confirmed, Verdict, bf16_words
+from fp4dse.results.stats.recipes.verdict import (
+    EXPECTED_WORDS,
+    Confirmed,
+    Verdict,
+    at_equal_time,
+    bf16_words,
+    ranked_by,
+    time_words,
+)
 from fp4dse.results.text.labels import Labels
-from fp4dse.results.text.ratios import best, change_with_range, counted, share_with_band, written_in
+from fp4dse.results.text.ratios import change_with_range, counted, share_with_band, written_in
 
 
 def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
@@ -42,13 +49,10 @@ def _answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
 def _use(verdict: Verdict, called: Labels) -> str:
     if verdict.config_id is None:
         return f"nothing of this: {verdict.none}."
-    why = verdict.lowest_words
-    if verdict.config_id != verdict.lowest:
-        near = f"within {margin_text(verdict.margin.value)} of {why}"
-        why = f"the cheapest of those {near} that the seeds do not tell apart from it"
     against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
     basis = f"; {EXPECTED_WORDS}" if verdict.is_expected else ""
-    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')}{basis})."
+    seeds = counted(verdict.pairs, "seed")
+    return f"{called.of(verdict.label)}: {verdict.why}, {against} against BF16 ({seeds}{basis})."
 
 
 def _sure(verdict: Verdict) -> str:
@@ -56,7 +60,7 @@ def _sure(verdict: Verdict) -> str:
         return ""
     says = [verdict.sure()]
     if verdict.open:
-        other = f"{counted(verdict.open, 'other recipe')} not told apart from {verdict.lowest_words}"
+        other = f"{counted(verdict.open, 'other recipe')} not told apart from it{at_equal_time(verdict.time)}"
         if math.isfinite(verdict.more_seeds):
             other += f" ({counted(int(verdict.more_seeds), 'more seed')} would settle the nearest)"
         says.append(other)
@@ -65,17 +69,15 @@ def _sure(verdict: Verdict) -> str:
 
 def confirmed_text(new: Confirmed, called: Labels) -> str:
     """The recipe that fresh seeds chose, and its loss on those that did not choose, as a sentence."""
-    why = best()
-    if new.config_id != new.lowest:
-        near = f"within {margin_text(new.margin.value)} of {best()} ({called.of(new.lowest_label)})"
-        why = f"the cheapest of those {near} and not told apart from it"
     moved = change_with_range(new.gap, new.gap_low, new.gap_high)
-    chosen = f"confirmed on {counted(new.chosen_on + new.estimated_on, 'fresh seed')}: {why} on {new.chosen_on} of them"
+    why, seeds = ranked_by(new.time), counted(new.chosen_on + new.estimated_on, "fresh seed")
+    chosen = f"confirmed on {seeds}: {why} on {new.chosen_on} of them"
     return f"{called.of(new.label)}, {chosen}, {moved} against BF16 on the other {new.estimated_on}."
 
 
 def _sure_when_confirmed(new: Confirmed) -> str:
-    others = f"; {counted(new.open, 'other candidate')} not told apart from it" if new.open else ""
+    count = counted(new.open, "other candidate")
+    others = f"; {count} not told apart from it{at_equal_time(new.time)}" if new.open else ""
     return f"{bf16_words(new.bf16, new.margin)}{others}."
 
 
@@ -85,7 +87,8 @@ def _cost(verdict: Verdict) -> str:
         return ""
     of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
     alone = ", the trainer's alone: what its rollouts take is not in it" if verdict.unit == POINTS else ""
-    return f"{share_with_band(overhead, band)} of BF16's modelled step time{of}{alone}."
+    time = time_words((verdict.confirmed or verdict).time)
+    return f"{share_with_band(overhead, band)} of BF16's modelled step time{of}{alone}{f'; {time}' if time else ''}."
 
 
 def wrapped(text: str, width: int, indent: int) -> str:

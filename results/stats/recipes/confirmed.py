@@ -16,7 +16,8 @@ from fp4dse.results.stats.estimates.intervals import paired_interval
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.candidates import candidates
-from fp4dse.results.stats.recipes.equivalence import against, cheapest_as_good
+from fp4dse.results.stats.recipes.equal_time import at_equal_time
+from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.pareto import worth_naming
 from fp4dse.results.stats.recipes.summary import summarize
 from fp4dse.results.stats.stages import fresh
@@ -37,9 +38,10 @@ def confirmed(runs: pd.DataFrame) -> pd.DataFrame:
     screened_low, screened_high (the gap of its screened seeds), seeds, diverged (fresh ones), gap, gap_low, gap_high
     (mean over the fresh seeds, 95 %), chosen_on, estimated_on (seeds of the two halves), choice (mean gap of the first
     half), estimate, low, high (of the other, 95 %), best (the lowest choice of those that finished on all fresh seeds,
-    and save time against BF16 if any does), recommended (the cheapest of those that are within the margin of it and not
-    told apart on that half), verdict (against the recommended one on the other half, as of `against`), moved (gap -
-    screened). Where nothing was confirmed the columns of fresh seeds are NaN.
+    and save time against BF16 if any does), recommended (of these the one that is nearest to BF16's loss after BF16's
+    time on that half, or furthest below it, see equal_time.py), verdict (against the recommended one at equal time on
+    the other half, as of `against`), moved (gap - screened). Where nothing was confirmed the columns of fresh seeds are
+    NaN.
     """
     new = fresh(runs)
     listed = candidates(runs).drop(columns="same_bits")
@@ -94,16 +96,16 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     out.loc[whole, "choice"] = gaps[whole, :half].mean(axis=1)
     estimates = paired_interval(gaps[whole, half:], shares)
     out.loc[whole, ["estimate", "low", "high"]] = estimates[["mean", "low", "high"]].to_numpy()
-    able = rows[rows["config_id"].isin(recipes[whole])]
+    able = at_equal_time(rows[rows["config_id"].isin(recipes[whole])])
     first, other = (able[able["seed"].isin(part)] for part in (seeds[:half], seeds[half:]))
     ranked = summarize(first)
     named = worth_naming(ranked[OVERHEAD], ranked["seeds"], bf16_cost(first))
-    ranked = ranked[named].sort_values("gap", kind="stable")
+    ranked = ranked[named].sort_values(["gap", OVERHEAD], kind="stable")
     if ranked.empty or not np.isfinite(ranked["gap"].iloc[0]):
         return out
-    best = ranked["config_id"].iloc[0]
-    chosen = cheapest_as_good(ranked, against(first, best))["config_id"]
+    chosen = ranked["config_id"].iloc[0]
+    lowest = out.loc[out["config_id"].isin(ranked["config_id"]), "choice"].idxmin()
     versus = against(other, chosen).set_index("config_id")["verdict"]
-    out["best"], out["recommended"] = out["config_id"].eq(best), out["config_id"].eq(chosen)
+    out["best"], out["recommended"] = out.index == lowest, out["config_id"].eq(chosen)
     out["verdict"] = out["config_id"].map(versus).astype(object).where(lambda found: found.notna(), None)
     return out

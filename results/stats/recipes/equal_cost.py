@@ -27,7 +27,7 @@ from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stack
 from fp4dse.results.stats.recipes.equivalence import differences, drawn_truth, open_ties
 from fp4dse.results.stats.recipes.front_chance import codes_of
 from fp4dse.results.stats.recipes.margins import margin_of
-from fp4dse.results.stats.recipes.summary import check_overhead
+from fp4dse.results.stats.recipes.overheads import check_overhead
 
 TOLERANCE = 0.02
 

@@ -16,6 +16,7 @@ passed with a chance of 80 %, over what mean and standard deviation may be after
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,13 @@ from fp4dse.results.text.ratios import change, change_range, counted, in_points,
 
 
 def against(
-    runs: pd.DataFrame, reference: str | None = None, margin: float | None = None, varied: Varied | None = None
+    runs: pd.DataFrame,
+    reference: str | Mapping[tuple[Any, ...], str] | None = None,
+    margin: float | None = None,
+    varied: Varied | None = None,
 ) -> pd.DataFrame:
-    """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap, of those
-    that save time against BF16 if any does).
+    """Every recipe against one: a config_id, or values of SETTING -> one that these rows chose; by default, per
+    SETTING, the quantizing recipe of the lowest gap, of those that save time against BF16 if any does.
 
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (of mean gaps, which is the mean log
     loss ratio where both have one baseline; below 0 where the recipe is better), low, high (95 %, of all recipes at
@@ -52,7 +56,8 @@ def against(
     the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN where decided or with fewer than two pairs,
     inf where 10,000 would not do). BF16 has a line; the reference has none. varied: of `varied_by`, if it is at hand.
     ConfigError if the store holds no runs of `reference`, or if the margin is not positive."""
-    _check(runs, reference, margin)
+    given = reference if isinstance(reference, str) else None
+    _check(runs, given, margin)
     rows = rows_at_best_lr(runs)
     knobs = codes_of(rows, varied)
     parts = []
@@ -67,14 +72,16 @@ def against(
         seeds = np.where(finished, np.isfinite(log).sum(axis=1), 0)
         finished &= worth_naming(np.where(finished, overhead, np.inf), seeds, bf16_cost(part))
         eligible = finished & ~pruned
-        chosen = reference
-        if chosen is None:
+        chosen = given
+        if isinstance(reference, Mapping):
+            chosen = reference.get(tuple(part[name].iloc[0] for name in SETTING))
+        elif given is None:
             _, gaps = by_seed(part, part["gap"])
             chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, finished)
         if chosen is None or chosen not in recipes:
             continue
         row, within = recipes.get_loc(chosen), margin_of(part, margin).value
-        line = versus_one(recipes, log, row, eligible if reference is None else eligible & False, knobs, within)
+        line = versus_one(recipes, log, row, eligible & (given is None), knobs, within)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
         line = open_ties(line) if are_shares(part).any() else line
@@ -85,18 +92,6 @@ def against(
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
     columns += ["p", "p_holm", "p_same", "margin", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
-
-
-def cheapest_as_good(ranked: pd.DataFrame, versus: pd.DataFrame) -> pd.Series:
-    """The line of the lowest gap, or of the cheapest of those that are as good as far as the seeds tell.
-
-    ranked: lines of `summarize` of one setting, the lowest gap first; versus: those of `against` its first.
-    """
-    best = ranked.iloc[0]
-    near = versus["verdict"].isin(["same", "open"]) & versus["difference"].abs().le(versus["margin"])
-    as_good = set(versus.loc[near, "config_id"])
-    able = ranked[ranked["config_id"].isin(as_good) & ranked[OVERHEAD].lt(best[OVERHEAD])]
-    return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
 
 
 def versus_one(

@@ -1,13 +1,17 @@
 """The recipe to use in each setting, and all else that the verdict on it says (verdict.py), from frames of statistics.
 
-The recipe is the one of the lowest loss, of those that save time against BF16 if any does; where others cost less, are
-within the margin of margins.py and are not told apart from it, the cheapest of these. Where candidates were confirmed
-on fresh seeds (confirmed.py), their answer goes before the screened one.
+The recipe is the one that is expected to take the least time to BF16's loss, which is the one of the lowest loss at
+equal time (equal_time.py), of those that save time against BF16 if any does; where nothing tells what time is worth,
+the one of the lowest loss. Expected is what the posterior of shrinkage.py says (front_chance.py): a recipe that is
+chosen by that is nearer to the best than the one of the lowest mean, which may be lucky. Where candidates were
+confirmed on fresh seeds (confirmed.py), their answer goes before the screened one.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,12 +19,14 @@ import pandas as pd
 
 from fp4dse.dse.agreement import warning
 from fp4dse.dse.cost import BAND
+from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.equivalence import against, cheapest_as_good
+from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, slope_of, time_to_loss
+from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
 from fp4dse.results.stats.recipes.margins import Margin, margin_of
 from fp4dse.results.stats.recipes.pareto import LEAST_SAVING, worth_naming
@@ -36,10 +42,8 @@ VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
 
-NO_RECIPE = pd.Series(
-    {"config_id": None, "label": "", "name": None, "pairs": 0}
-    | dict.fromkeys(["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", *CHANCE, OVERHEAD, *BAND], math.nan)
-)
+_NUMBERS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "at_time", *CHANCE, OVERHEAD, *BAND]
+NO_RECIPE = pd.Series({"config_id": None, "label": "", "name": None, "pairs": 0, **dict.fromkeys(_NUMBERS, math.nan)})
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
 
@@ -48,7 +52,7 @@ def verdicts(runs: pd.DataFrame) -> list[Verdict]:
     rows = rows_at_best_lr(runs)
     recipes = summarize(rows)
     recipes = with_chance(recipes, chance_of(rows, recipes))
-    return verdicts_from(rows, recipes, against(rows), learning_rates(runs), confirmed_if_any(runs))
+    return verdicts_from(rows, recipes, learning_rates(runs), confirmed_if_any(runs))
 
 
 def confirmed_if_any(runs: pd.DataFrame) -> pd.DataFrame:
@@ -65,31 +69,68 @@ def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
 def verdicts_from(
     rows: pd.DataFrame,
     recipes: pd.DataFrame,
-    versus_best: pd.DataFrame,
     rates: pd.DataFrame,
     new: pd.DataFrame,
+    varied: Varied | None = None,
 ) -> list[Verdict]:
     """The verdicts from frames that are at hand, in the order of `recipes`.
 
-    rows: of `rows_at_best_lr`; recipes: of `with_chance`; versus_best: of `against`; rates: of `learning_rates`; new:
-    of `confirmed_if_any`.
+    rows: of `rows_at_best_lr`; recipes: of `with_chance`; rates: of `learning_rates`; new: of `confirmed_if_any`;
+    varied: of `varied_by`, if it is at hand.
     """
-    found = []
-    frames = (rows, versus_best, rates, new)
+    frames = (rows, rates, new)
     parts = [dict(iter(frame.groupby(list(SETTING), sort=False, observed=True))) for frame in frames]
-    for setting, lines in recipes.groupby(list(SETTING), sort=False):
-        of_setting = (part.get(setting, frame.iloc[:0]) for part, frame in zip(parts, frames, strict=True))
-        here, others, chosen, fresh_lines = of_setting
-        screened = _verdict(setting, lines, here, others, chosen)
-        found.append(screened._replace(confirmed=_confirmed(fresh_lines, screened.margin)))
+    empty = [frame.iloc[:0] for frame in frames]
+    each = {
+        setting: _Setting(lines, *(part.get(setting, none) for part, none in zip(parts, empty, strict=True)))
+        for setting, lines in recipes.groupby(list(SETTING), sort=False)
+    }
+    picks = {setting: one.ranked["config_id"].iloc[0] for setting, one in each.items() if len(one.ranked)}
+    versus = against(at_equal_time(rows), picks, varied=varied)
+    others = dict(iter(versus.groupby(list(SETTING), sort=False, observed=True)))
+    found = []
+    for setting, one in each.items():
+        screened = _verdict(setting, one, others.get(setting, versus.iloc[:0]))
+        found.append(screened._replace(confirmed=_confirmed(one.new, screened.margin)))
     return found
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The frames of one setting."""
+
+    lines: pd.DataFrame
+    rows: pd.DataFrame
+    rates: pd.DataFrame
+    new: pd.DataFrame
+
+    @cached_property
+    def margin(self) -> Margin:
+        return margin_of(self.rows)
+
+    @cached_property
+    def tried(self) -> pd.DataFrame:
+        return self.lines[~self.lines["is_baseline"]]
+
+    @cached_property
+    def finite(self) -> pd.DataFrame:
+        """Those that quantize and have a gap, with the one that is expected at equal time, the lowest first."""
+        found = self.tried[self.tried["points"].gt(0) & np.isfinite(self.tried["gap"].astype(float))]
+        expected = found["expected"].fillna(found["gap"]).astype(float)
+        found = found.assign(at_time=expected + credit(found[OVERHEAD], slope_of(self.margin)))
+        return found.sort_values(["at_time", OVERHEAD], kind="stable")
+
+    @cached_property
+    def ranked(self) -> pd.DataFrame:
+        """Those that may be recommended."""
+        return self.finite[worth_naming(self.finite[OVERHEAD], self.finite["seeds"], bf16_cost(self.rows))]
 
 
 def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
     """The answer of the lines of `confirmed` of one setting."""
     if not lines["recommended"].any():
         return None
-    pick, best = (lines[lines[name].astype(bool)].iloc[0] for name in ("recommended", "best"))
+    pick = lines[lines["recommended"].astype(bool)].iloc[0]
     finished = lines["choice"].notna()
     gap = {"gap": float(pick["estimate"]), "gap_low": float(pick["low"]), "gap_high": float(pick["high"])}
     return Confirmed(
@@ -101,9 +142,7 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
         bf16=_against_bf16(gap, int(pick["estimated_on"]), margin),
         margin=margin,
         overhead=float(pick[OVERHEAD]),
-        lowest=best["config_id"],
-        lowest_label=best["label"],
-        lowest_gap=float(best["estimate"]),
+        time=time_to_loss(**gap, overhead=float(pick[OVERHEAD]), margin=margin),
         finished=int(finished.sum()),
         diverged=int((~finished & lines["diverged"].gt(0)).sum()),
         missing=int((~finished & ~lines["diverged"].gt(0)).sum()),
@@ -111,22 +150,21 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
     )
 
 
-def _verdict(
-    setting: tuple[Any, ...], lines: pd.DataFrame, here: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
-) -> Verdict:
-    tried = lines[~lines["is_baseline"]]
-    finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
-    ranked = finite[worth_naming(finite[OVERHEAD], finite["seeds"], bf16_cost(here))]
+def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Verdict:
+    """versus: the lines of `against` the recipe to use, at equal time."""
+    tried, ranked, margin = of.tried, of.ranked, of.margin
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
-    lowest = ranked.iloc[0] if len(ranked) else None
-    pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
+    pick = ranked.iloc[0] if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
-    chosen = rates_of(rates, pick["config_id"])
-    mine = here[here["config_id"].eq(pick["config_id"])]
-    gap, margin = _expected(pick), margin_of(here)
+    chosen = rates_of(of.rates, pick["config_id"])
+    mine = of.rows[of.rows["config_id"].eq(pick["config_id"])]
+    gap = _expected(pick)
     bf16 = _against_bf16(gap, int(pick["pairs"]), margin)
-    of = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
+    overhead = math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD])
+    time = time_to_loss(**gap, overhead=overhead, margin=margin)
+    priced = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
+    slower = of.finite["at_time"].lt(pick["at_time"]) & of.finite[OVERHEAD].gt(1 - LEAST_SAVING)
     return Verdict(
         setting=setting,
         config_id=pick["config_id"],
@@ -138,14 +176,12 @@ def _verdict(
         pairs=int(pick["pairs"]),
         bf16=bf16,
         p_front=float(pick["p_front"]),
-        overhead=math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD]),
+        overhead=overhead,
         band=tuple(float(pick[name]) for name in BAND if pd.notna(pick[name])),
         axis=OVERHEAD,
-        overhead_of=str(of.iloc[-1]) if len(of) else None,
-        lowest=None if lowest is None else lowest["config_id"],
-        slower=0
-        if lowest is None
-        else int((finite["gap"].lt(lowest["gap"]) & finite[OVERHEAD].gt(1 - LEAST_SAVING)).sum()),
+        overhead_of=str(priced.iloc[-1]) if len(priced) else None,
+        time=time,
+        slower=int(slower.sum()),
         as_good=int(others["verdict"].eq("same").sum()),
         open=len(open_),
         more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,
@@ -153,11 +189,12 @@ def _verdict(
         diverged=diverged,
         margin=margin,
         rates=chosen,
-        unit=POINTS if are_shares(lines).any() else None,
+        unit=POINTS if are_shares(of.lines).any() else None,
         is_expected=math.isfinite(pick["expected_low"]),
-        none="" if len(ranked) else _why_none(lines, tried, diverged),
+        none="" if len(ranked) else _why_none(of.lines, tried, diverged),
         warnings=(
             *_two_evaluations(pick),
+            *_takes_longer(time),
             *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
             *(_of_the_task(*setting[:3]) if len(ranked) else ()),
         ),
@@ -206,6 +243,13 @@ def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:
         f"it is {used} than BF16 when it is used in FP4, and {kept} when its weights are used in BF16, both by more "
         "than chance",
     )
+
+
+def _takes_longer(time: Time) -> tuple[str, ...]:
+    """A sentence where the best recipe needs more time than BF16."""
+    if not time.mean >= 1:
+        return ()
+    return ("no recipe that saves time in a step is expected to reach BF16's loss in less time than BF16",)
 
 
 def _side(low: float, high: float) -> Against:

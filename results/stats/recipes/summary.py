@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.dse import ConfigError, StoreError
-from fp4dse.dse.cost import BAND, OVERHEAD_OF
+from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE, p_value, paired_interval
 from fp4dse.results.stats.levels import are_shares, levels
 from fp4dse.results.stats.paired import (
     DERIVED,
-    MEASURED,
+    MARGINS,
     NEEDED,
     OVERHEAD,
     SETTING,
@@ -24,11 +23,15 @@ from fp4dse.results.stats.paired import (
     outcomes,
     rows_at_best_lr,
 )
+from fp4dse.results.stats.recipes.equal_time import slopes, times_to_loss
+from fp4dse.results.stats.recipes.overheads import check_overhead, on_one_scale
 from fp4dse.results.stats.recipes.pareto import front_of_any
 from fp4dse.results.stats.stages import screened
 
 ROLLOUT = "rollout_overhead"
 """Modelled time that is not in the overhead, where lanes learn from samples of their own: that is the trainer's."""
+TIME = "time_to_loss"
+"""The modelled time to BF16's loss, and with _low and _high the ends of its interval."""
 LABELS = [
     "recipe_label",
     "recipe_name",
@@ -59,7 +62,10 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
     and with the worst; NaN where rows have none), rollout_overhead (of a token of the rollout, modelled, BF16 = 1,
     where lanes learn from samples of their own, whose overhead is that of the trainer's step alone; else NaN),
-    on_front, note (why there is no gap or no overhead, else empty).
+    time_to_loss, time_to_loss_low, time_to_loss_high (where the axis is the modelled overhead: the time to BF16's loss,
+    BF16 = 1, with the ends of the gap's interval; NaN where nothing tells what tokens are worth to BF16, inf where four
+    times its tokens would not make up for the gap, see equal_time.py), on_front, note (why there is no gap or no
+    overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -77,12 +83,12 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     codes, lines = recipe.to_numpy(np.int64), int(recipe.max()) + 1 if len(recipe) else 0
     kept = [*SETTING, "is_baseline", "lr", "metric_name", "metric_better", "points", "setting", "config_id"]
     out: dict[str, Any] = {name: _first(rows[name], codes, lines) for name in kept}
-    for name in ("gap_unit", "baseline_id"):
+    for name in ("gap_unit", "baseline_id", *MARGINS):
         out[name] = _first(rows[name], codes, lines) if name in rows else pd.Series([None] * lines, dtype=object)
     for name, column in (("label", "recipe_label"), ("name", "recipe_name"), ("bits", "bits_per_element")):
         out[name] = _first(rows[column], codes, lines)
 
-    cost = _on_one_scale(rows, overhead)
+    cost = on_one_scale(rows, overhead)
     band = BAND if overhead == OVERHEAD else ()
     numbers = {name: rows[name].where(cost.notna()) if name in rows else np.nan for name in band}
     samples = rows[ROLLOUT].astype(float).where(are_shares(rows)) if ROLLOUT in rows else np.nan
@@ -128,6 +134,12 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         out["on_front"][part] = front_of_any(costs[:, part], gap[part], bf16_cost(unit.iloc[part], overhead))
     out["p_best"] = _p_against_best(setting, gap, quantizes.to_numpy(bool), paired, shares)
 
+    priced = overhead == OVERHEAD
+    if priced:
+        slope = slopes(pd.DataFrame({name: out[name] for name in ("gap_unit", *MARGINS)}))
+        ends = {f"{TIME}{end}": out[f"gap{end}"] for end in ("", "_low", "_high")}
+        out |= {name: times_to_loss(gap, out["cost"], slope) for name, gap in ends.items()}
+
     columns = [*SETTING, "config_id", "label", "name", "baseline_id", "is_baseline", "lr", "seeds", "diverged"]
     columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better", "gap_unit"]
     columns += ["gap", "gap_low", "gap_high", "pairs", "gap_bf16", "gap_bf16_low", "gap_bf16_high"]
@@ -135,7 +147,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns += ["gap_reducible", "gap_reducible_low", "gap_reducible_high"]
     columns += ["survived", "survived_low", "survived_high"]
     columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band]
-    columns += [*([ROLLOUT] if overhead != ROLLOUT else []), "on_front", "note"]
+    columns += [*([ROLLOUT] if overhead != ROLLOUT else []), *([*ends] if priced else []), "on_front", "note"]
     if overhead != "points":
         out[overhead] = out["cost"]
     summary = pd.DataFrame({name: pd.Series(out[name]).array for name in dict.fromkeys([*columns, "setting"])})
@@ -177,40 +189,6 @@ def survival(finished: pd.Series, diverged: pd.Series) -> pd.DataFrame:
         high = np.where(k < n, betaincinv(k + 1, np.maximum(n - k, 1), 0.5 + CONFIDENCE / 2), 1.0)
     known = n > 0
     return pd.DataFrame({"share": share, "low": np.where(known, low, np.nan), "high": np.where(known, high, np.nan)})
-
-
-def check_overhead(runs: pd.DataFrame, overhead: str) -> None:
-    """ConfigError unless `overhead` is a column of numbers, and all of one kind if it was measured."""
-    types = pd.api.types
-    if overhead not in runs or not types.is_numeric_dtype(runs[overhead]) or types.is_bool_dtype(runs[overhead]):
-        numeric = [name for name in runs if types.is_numeric_dtype(runs[name])]
-        raise ConfigError("overhead", overhead, f"a column of numbers: {', '.join(map(str, numeric))}")
-    if overhead == MEASURED[0] and MEASURED[1] in runs and runs[MEASURED[1]].nunique() > 1:
-        found = "; ".join(sorted(runs[MEASURED[1]].dropna().unique()))
-        raise ConfigError("overhead", overhead, f"figures of one model on one device; these rows have: {found}")
-
-
-def _on_one_scale(rows: pd.DataFrame, overhead: str) -> pd.Series:
-    """The column as floats, NaN where the cost model was of an older revision than that of another row of the setting:
-    such figures are not to be compared."""
-    cost = rows[overhead].astype(float)
-    if overhead != OVERHEAD or "overhead_of" not in rows:
-        return cost
-    revisions = {of: _revision(of) for of in rows["overhead_of"].dropna().unique()}
-    revision = rows["overhead_of"].map(revisions).astype(float)
-    newest = revision.groupby(rows["setting"]).transform("max")
-    return cost.where(revision.eq(newest) | newest.isna())
-
-
-def _revision(of: str) -> int:
-    """Of the cost model, the last word of an `overhead_of`. StoreError if there is none: no figure is left out for it
-    in silence."""
-    last = of.rpartition(" ")[2]
-    if not (last.isascii() and last.isdecimal()):
-        accepted = f"model, chip and revision, as {OVERHEAD_OF!r}"
-        fix = "fp4dse wrote no such rows; find them with `fp4dse query` and move their file away"
-        raise StoreError(f"overhead_of: found {of[:60]!r}; accepted: {accepted}; {fix}")
-    return int(last)
 
 
 def _p_against_best(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple
 
+from fp4dse.results.stats.recipes.equal_time import FARTHEST, Time
 from fp4dse.results.stats.recipes.margins import Margin, margin_text
 from fp4dse.results.stats.recipes.rate_choice import Rates
 from fp4dse.results.text.ratios import best, counted
@@ -52,17 +53,16 @@ class Confirmed(NamedTuple):
     bf16: Against
     margin: Margin
     overhead: float
-    lowest: str
-    """config_id of the lowest gap: another one where `config_id` is as good and costs less."""
-    lowest_label: str
-    lowest_gap: float
+    time: Time
+    """To BF16's loss, by the gap above."""
     finished: int
     """Candidates that finished on all fresh seeds."""
     diverged: int
     missing: int
     """Candidates that diverged on one of these, or lack one."""
     open: int
-    """Other candidates that the estimating seeds do not tell apart from it, or that are the same within the margin."""
+    """Other candidates that the estimating seeds do not tell apart from it at equal time, or that are the same within
+    the margin."""
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings, one sentence each, without a full stop."""
@@ -97,14 +97,14 @@ class Verdict(NamedTuple):
     axis: str
     overhead_of: str | None
     """Model, chip and revision that the overhead is of."""
-    lowest: str | None
-    """config_id of the lowest gap: another one where `config_id` is within the margin of it and costs less."""
+    time: Time
+    """To BF16's loss, by the gap above."""
     slower: int
-    """Recipes of a lower gap that save no time against BF16, and are not recommended."""
+    """Recipes with a lower gap at equal time that save no time against BF16, and are not recommended."""
     as_good: int
-    """Other recipes that are as good as the lowest within the margin."""
+    """Other recipes that are as good at equal time within the margin."""
     open: int
-    """Other recipes that the seeds do not tell apart from the lowest."""
+    """Other recipes that the seeds do not tell apart from it at equal time."""
     more_seeds: float
     """Seeds that would decide on the nearest of these; NaN where there is none, inf where no number in reach would."""
     tried: int
@@ -129,9 +129,9 @@ class Verdict(NamedTuple):
         return self.confirmed.overhead, self.band if self.confirmed.config_id == self.config_id else ()
 
     @property
-    def lowest_words(self) -> str:
-        """`the lowest loss`, or `the highest accuracy`; of which recipes is said where not of all."""
-        return f"{best()} of those that save time" if self.slower else best()
+    def why(self) -> str:
+        """`the lowest loss`, or `the least time to BF16's loss`; of which recipes is said where not of all."""
+        return f"{ranked_by(self.time)} of those that save time" if self.slower else ranked_by(self.time)
 
     def sure(self) -> str:
         """The certainty in words, without a full stop; empty without a recipe."""
@@ -139,6 +139,28 @@ class Verdict(NamedTuple):
             return ""
         front = "" if math.isnan(self.p_front) else f"; {front_words(self.p_front)}"
         return bf16_words(self.bf16, self.margin) + front
+
+
+def ranked_by(time: Time) -> str:
+    """Why a recipe is the one to use: `the least time to BF16's loss`, or, where nobody knows that time, `the lowest
+    loss`."""
+    return best() if math.isnan(time.mean) else "the least time to BF16's loss"
+
+
+def at_equal_time(time: Time) -> str:
+    """How recipes are held against the one to use: ` at equal time`, empty where nobody knows what time is worth."""
+    return "" if math.isnan(time.mean) else " at equal time"
+
+
+def time_words(time: Time) -> str:
+    """`BF16's loss in 0.79 (0.72 to 0.88) of its time`; empty where nobody knows it."""
+    if math.isnan(time.mean):
+        return ""
+    if math.isinf(time.mean):
+        return f"BF16's loss not with {1 / FARTHEST:g} times its tokens"
+    ends = "" if math.isnan(time.low) else f" ({time.low:.2f} to {time.high:.2f})"
+    ends = f" ({time.low:.2f} or more)" if math.isinf(time.high) else ends
+    return f"BF16's loss in {time.mean:.2f}{ends} of its time"
 
 
 def bf16_words(bf16: Against, margin: Margin) -> str:

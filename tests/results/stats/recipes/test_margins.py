@@ -7,17 +7,9 @@ import pytest
 from fp4dse.results import against, compare, open_store
 from fp4dse.results.bench.scaling_studies import LAW, scaling_study
 from fp4dse.results.report import write_report
-from fp4dse.results.stats.recipes.margins import (
-    BY_CURVE,
-    BY_LAW,
-    MARGIN,
-    Margin,
-    margin_of,
-    margins,
-    with_margins,
-    worth_by_curve,
-)
+from fp4dse.results.stats.recipes.margins import BY_CURVE, BY_LAW, MARGIN, Margin, margin_of
 from fp4dse.results.stats.recipes.recommendation import verdicts
+from fp4dse.results.stats.recipes.tokens_worth import margins, with_margins, worth_by_curve
 from fp4dse.results.text.labels import short_labels
 from fp4dse.results.text.verdict_text import verdict_text
 

@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pandas as pd
+import pytest
 
 from fp4dse.dse.agreement import agreements
 from fp4dse.results import open_store
 from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.stats.recipes.verdict import front_words
 
@@ -27,12 +30,39 @@ def test_the_lowest_loss_is_the_recipe_to_use(runs):
     assert found.sure().startswith("worse than BF16 by more than chance; ")
 
 
-def test_of_recipes_that_are_as_good_the_cheapest_is_the_one_to_use(runs):
-    frame = runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.6, 0.61, 0.588], mxfp4=[0.6001, 0.6101, 0.588])
-    found = only(priced(frame, nvfp4=0.7, mxfp4=0.6))
-    assert (found.name, found.overhead, found.as_good) == ("mxfp4", 0.6, 1)
-    assert found.lowest == frame.loc[frame["recipe_name"].eq("nvfp4"), "config_id"].iloc[0]
-    assert only(priced(frame, nvfp4=0.6, mxfp4=0.7)).name == "nvfp4"
+def worth(frame: pd.DataFrame, slope: float) -> pd.DataFrame:
+    """The frame, of a task where 1 % more tokens lower BF16's loss by `slope` %."""
+    return frame.assign(margin=slope * math.log(1.02), margin_of=BY_LAW)
+
+
+def test_a_faster_recipe_is_the_one_to_use_where_more_tokens_make_up_for_its_gap(runs):
+    frame = runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.505, 0.515, 0.495], mxfp4=[0.52, 0.53, 0.51])
+    frame = priced(frame, nvfp4=0.9, mxfp4=0.6)
+    steep, flat = (only(worth(frame, slope)) for slope in (0.3, 0.02))
+    assert (steep.name, flat.name) == ("mxfp4", "nvfp4")
+    assert steep.time.mean == pytest.approx(0.6 * math.exp(steep.gap / 0.3))
+    assert steep.time.low < steep.time.mean < steep.time.high < 1
+    assert steep.why == "the least time to BF16's loss"
+    unknown = only(frame)  # nothing says what tokens are worth
+    assert (unknown.name, unknown.why, math.isnan(unknown.time.mean)) == ("nvfp4", "the lowest loss", True)
+
+
+def test_where_no_recipe_is_expected_to_save_time_to_bf16s_loss_it_says_so(runs):
+    frame = priced(runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.52, 0.53, 0.51]), nvfp4=0.9)
+    words = "no recipe that saves time in a step is expected to reach BF16's loss in less time than BF16"
+    assert words in only(worth(frame, 0.1)).warnings
+    assert words not in only(worth(frame, 0.5)).warnings
+    assert words not in only(frame).warnings
+
+
+def test_recipes_of_other_losses_are_as_good_at_equal_time_if_their_times_are(runs):
+    seeds = [0.49, 0.5, 0.51]
+    frame = runs(bf16=seeds, nvfp4=[1.02 * loss for loss in seeds], mxfp4=[1.04 * loss for loss in seeds])
+    frame["val_loss"] *= np.exp(1e-5 * np.random.default_rng(0).normal(size=len(frame)))
+    slope = math.log(1.04 / 1.02) / math.log(0.9 / 0.7)
+    found = only(priced(worth(frame, slope), nvfp4=0.9, mxfp4=0.7))
+    assert (found.as_good, found.open) == (1, 0)
+    assert only(priced(worth(frame, slope), nvfp4=0.9, mxfp4=0.6)).as_good == 0
 
 
 def test_a_gap_that_chance_explains_is_not_told_apart_from_bf16(runs):

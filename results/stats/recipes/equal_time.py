@@ -1,0 +1,88 @@
+"""Loss and time on one scale: a recipe's gap once the time that it saves is spent on more tokens.
+
+A recipe that is fast and a little worse, and one that is slower and a little better, are told apart by what tokens are
+worth. BF16's own training says that (tokens_worth.py): its margin is what MORE tokens lower its loss by, so that
+
+    slope = margin / log(1 + MORE)                             -d log loss / d log tokens, above 0
+    gap at equal time = gap + slope · log overhead             in BF16's time a recipe trains 1 / overhead of its tokens
+    time to BF16's loss = overhead · exp(gap / slope)          BF16 = 1
+
+The two say the same: a recipe whose gap at equal time is below 0 reaches BF16's loss in less than BF16's time. Both
+take it that more tokens do for a recipe what they do for BF16, and that the slope holds as far as the gap reaches: of a
+gap as large as that of BF16 with less than FARTHEST of its tokens, which is as far as training curves are asked, no
+time is told.
+
+Where nothing is known of what tokens are worth (a margin that is assumed, points of accuracy) there is no such time,
+and the gap at equal time is the gap as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.results.stats.levels import are_shares
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD
+from fp4dse.results.stats.recipes.margins import BY_CURVE, BY_LAW, FROM, MORE, Margin
+from fp4dse.results.stats.recipes.overheads import on_one_scale
+
+FARTHEST = FROM
+"""Share of BF16's tokens."""
+TELLING = (BY_LAW, BY_CURVE)
+"""How margins begin to say what they are from, where that tells what tokens are worth."""
+
+
+class Time(NamedTuple):
+    """The modelled time to BF16's loss, BF16 = 1, by the mean of a gap and the ends of its interval."""
+
+    mean: float
+    """NaN if nothing tells what tokens are worth, inf if the gap is further than FARTHEST."""
+    low: float
+    high: float
+
+
+def slope_of(margin: Margin) -> float:
+    """The worth of tokens to BF16: the fall of its log loss for a rise of the log of tokens by one; NaN if nothing
+    tells it."""
+    return margin.value / math.log1p(MORE) if margin.of.startswith(TELLING) else math.nan
+
+
+def slopes(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """`slope_of` the margin of each row, or line, [n]; NaN where losses are shares, or rows have no MARGINS."""
+    if MARGINS[0] not in rows:
+        return np.full(len(rows), np.nan)
+    told = rows[MARGINS[1]].astype(str).str.startswith(TELLING) & ~are_shares(rows)
+    return np.asarray(rows[MARGINS[0]].astype(float).where(told) / math.log1p(MORE))
+
+
+def times_to_loss(gap: pd.Series, overhead: pd.Series, slope: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The modelled time to BF16's loss, [n], BF16 = 1; as in `Time`. gap: log ratios; slope: of `slopes`."""
+    tokens = gap.to_numpy(float) / slope  # the log of their share of BF16's
+    with np.errstate(over="ignore"):
+        time = overhead.to_numpy(float) * np.exp(tokens)
+    return np.where(tokens > -math.log(FARTHEST), np.inf, time)
+
+
+def time_to_loss(gap: float, gap_low: float, gap_high: float, overhead: float, margin: Margin) -> Time:
+    """The time of one recipe, by its gap, a log ratio, with its interval."""
+    gaps = pd.Series([gap, gap_low, gap_high])
+    return Time(*times_to_loss(gaps, pd.Series([overhead] * 3), np.full(3, slope_of(margin))).tolist())
+
+
+def credit(overhead: pd.Series, slope: NDArray[np.float64] | float) -> pd.Series:
+    """The worth of the time that recipes save: log ratios below 0, above it where they take more than BF16. 0 where the
+    overhead is not known, which counts as BF16's, or the slope is not."""
+    known = overhead.astype(float)
+    return (slope * np.log(known.where(known.gt(0)))).fillna(0.0)
+
+
+def at_equal_time(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with loss and gap as they would be after BF16's time. rows: of `rows_at_best_lr`."""
+    if OVERHEAD not in rows:
+        return rows
+    by = credit(on_one_scale(rows, OVERHEAD), slopes(rows))
+    return rows.assign(loss=rows["loss"] * np.exp(by), gap=rows["gap"] + by)
