@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fp4dse.results.stats.estimates.intervals import paired_interval
+from fp4dse.results.stats.recipes.equal_time import FARTHEST
 from fp4dse.results.text.ratios import change_with_range
 
 
@@ -17,6 +18,15 @@ def interval(gaps: np.ndarray) -> str:
 def gap(gap: float, low: float, high: float, seeds: int) -> str:
     """A gap with its 95 % interval and the seeds that it is from."""
     return f"{change_with_range(gap, low, high)}, {int(seeds)} seeds"
+
+
+def time(time: float, low: float, high: float) -> str:
+    """A time to BF16's loss, BF16 = 1, with its 95 % interval; empty if nothing tells it."""
+    if np.isnan(time):
+        return ""
+    if np.isinf(time):
+        return f"not with {1 / FARTHEST:g} times its tokens"
+    return f"{time:.2f} ({low:.2f} or more)" if np.isinf(high) else f"{time:.2f} ({low:.2f} to {high:.2f})"
 
 
 def markdown(rows: list[dict[str, object]]) -> str:

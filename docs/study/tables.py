@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from cells import gap, interval, markdown
+from cells import gap, interval, markdown, time
 from growth import OF_ALL, OF_SCALE, SCALE
 from images import OF_IMAGES
 from sizes import HALVED, OF_EARLIER, one_machine
@@ -42,7 +42,7 @@ FLUSHED = ("ue5m3", "e2m1 1x16 ue5m3-encode")
 def main() -> None:
     """Write the tables into findings.md."""
     questions = load_questions(HERE / "questions.toml")
-    runs = open_store(HERE / "store").runs()
+    runs = open_store(HERE / "store").runs(margins=True)
     effects = effects_of(runs, questions)
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
@@ -194,6 +194,7 @@ def _front(runs: pd.DataFrame) -> list[dict[str, object]]:
             "loss": gap(line.gap, line.gap_low, line.gap_high, line.pairs),
             "loss in BF16": change(line.gap_bf16),
             "time of a step": f"{line.overhead:.2f} ({line.overhead_low:.2f} to {line.overhead_high:.2f})",
+            "time to BF16's loss": time(line.time_to_loss, line.time_to_loss_low, line.time_to_loss_high),
             "chance of the front": f"{line.p_front:.2f}",
         }
         for line in found[found["on_front"]].itertuples()
@@ -221,6 +222,7 @@ def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
             {
                 "recipe": line["label"],
                 "time of a step": f"{line['overhead']:.2f}",
+                "to BF16's loss": time(*line[["time_to_loss", "time_to_loss_low", "time_to_loss_high"]]),
                 f"loss, seeds {first}": change(gaps[:half].mean()),
                 f"seeds {other}": change(gaps[half:].mean()),
                 "all four": interval(gaps),

@@ -22,7 +22,7 @@ from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
-from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD, PLAIN, SETTING, bf16_cost, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, slope_of, time_to_loss
@@ -34,7 +34,7 @@ from fp4dse.results.stats.recipes.rate_choice import Rates, rates_of
 from fp4dse.results.stats.recipes.summary import SUMMARIZED, summarize
 from fp4dse.results.stats.recipes.verdict import Against, Confirmed, Verdict
 from fp4dse.results.stats.stages import fresh
-from fp4dse.results.text.ratios import counted
+from fp4dse.results.text.ratios import change, counted
 
 VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 """The columns that verdicts are from."""
@@ -42,8 +42,8 @@ VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
 
-_NUMBERS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "at_time", *CHANCE, OVERHEAD, *BAND]
-NO_RECIPE = pd.Series({"config_id": None, "label": "", "name": None, "pairs": 0, **dict.fromkeys(_NUMBERS, math.nan)})
+_NUMBERS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "gap_matched", "at_time", *CHANCE, OVERHEAD, *BAND]
+NO_RECIPE = pd.Series({"config_id": None, "label": "", "name": None, "baseline_id": None, "pairs": 0, **dict.fromkeys(_NUMBERS, math.nan)})
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
 
@@ -194,6 +194,7 @@ def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Ve
         none="" if len(ranked) else _why_none(of.lines, tried, diverged),
         warnings=(
             *_two_evaluations(pick),
+            *_trains_otherwise(pick),
             *_takes_longer(time),
             *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
             *(_of_the_task(*setting[:3]) if len(ranked) else ()),
@@ -242,6 +243,16 @@ def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:
     return (
         f"it is {used} than BF16 when it is used in FP4, and {kept} when its weights are used in BF16, both by more "
         "than chance",
+    )
+
+
+def _trains_otherwise(pick: pd.Series) -> tuple[str, ...]:
+    """A sentence where the recipe brings an optimizer, a clip or a schedule, which BF16 can have as well."""
+    if pick["baseline_id"] in (None, PLAIN) or not math.isfinite(pick["gap_matched"]):
+        return ()
+    return (
+        "it changes the optimizer, the clip or the schedule as well: against BF16 with that its gap is "
+        f"{change(pick['gap_matched'])}",
     )
 
 
