@@ -95,6 +95,7 @@ def _verdict(study: Study, found: Verdict) -> Iterator[Score]:
     yield "100 · (recommended recipe's gap - truth)", 100 * (found.gap - truth), 1
     covers = found.gap_low <= truth <= found.gap_high
     yield "interval of the recommended recipe's gap covers", float(covers), 1
+    yield "100 · (recommended recipe at equal time - lowest truth)", 100 * (study.at_time[row] - study.at_time.min()), 1
 
 
 def _confirmed(study: Study, said: Answers) -> Iterator[Score]:

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from fp4dse.results.bench.generated import KNOBS, as_runs, crossing
 from fp4dse.results.stats.levels import log_or_nan
 from fp4dse.results.stats.paired import by_seed, rows_at_best_lr
+from fp4dse.results.stats.recipes.equal_time import credit, slope_of
+from fp4dse.results.stats.recipes.margins import BY_LAW, MARGIN, Margin
 
 Array = NDArray[np.float64]
 
@@ -78,11 +80,17 @@ class Study:
         losses = 0.5 * np.exp(np.append(self.gap, 0.0)[:, None] + np.stack(columns, axis=1))
         last_bit = np.random.default_rng(len(self.cost)).integers(0, 2, len(self.cost)).astype(bool)
         cost = np.where(last_bit, np.nextafter(self.cost, 1.0), self.cost)
-        return as_runs(self.knobs, self.codes, losses, np.append(cost, 1.0), task, np.append(self.ids, 10**9))
+        runs = as_runs(self.knobs, self.codes, losses, np.append(cost, 1.0), task, np.append(self.ids, 10**9))
+        return runs.assign(margin=MARGIN, margin_of=BY_LAW)
 
     def rows(self, config_ids: pd.Series) -> NDArray[np.intp]:
         """Where recipes stand in `codes`, `gap` and `cost`."""
         return np.searchsorted(self.ids, [int(text, 16) for text in config_ids])
+
+    @property
+    def at_time(self) -> Array:
+        """[recipes]: what each gap is at equal time."""
+        return self.gap + credit(pd.Series(self.cost), slope_of(Margin(MARGIN, BY_LAW))).to_numpy()
 
     def places(self, rows: NDArray[np.intp], on_front: NDArray[np.bool_]) -> Array:
         """[recipes asked for]: the truth that a chance of the front is held against: 1 on it, 0 off it, and 1/k for one

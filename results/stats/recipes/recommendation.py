@@ -42,8 +42,21 @@ VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
 
-_NUMBERS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "gap_matched", "at_time", *CHANCE, OVERHEAD, *BAND]
-NO_RECIPE = pd.Series({"config_id": None, "label": "", "name": None, "baseline_id": None, "pairs": 0, **dict.fromkeys(_NUMBERS, math.nan)})
+_NUMBERS = [
+    "gap",
+    "gap_low",
+    "gap_high",
+    "gap_bf16_low",
+    "gap_bf16_high",
+    "gap_matched",
+    "at_time",
+    *CHANCE,
+    OVERHEAD,
+    *BAND,
+]
+NO_RECIPE = pd.Series(
+    {"config_id": None, "label": "", "name": None, "baseline_id": None, "pairs": 0, **dict.fromkeys(_NUMBERS, math.nan)}
+)
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
 
