@@ -42,20 +42,10 @@ VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
 
-_NUMBERS = [
-    "gap",
-    "gap_low",
-    "gap_high",
-    "gap_bf16_low",
-    "gap_bf16_high",
-    "gap_matched",
-    "at_time",
-    *CHANCE,
-    OVERHEAD,
-    *BAND,
-]
+_TEXTS = ["config_id", "name", "baseline_id"]
+_GAPS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "gap_matched", "at_time"]
 NO_RECIPE = pd.Series(
-    {"config_id": None, "label": "", "name": None, "baseline_id": None, "pairs": 0, **dict.fromkeys(_NUMBERS, math.nan)}
+    {"label": "", "pairs": 0, **dict.fromkeys(_TEXTS), **dict.fromkeys([*_GAPS, *CHANCE, OVERHEAD, *BAND], math.nan)}
 )
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
