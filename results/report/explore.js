@@ -194,12 +194,22 @@ const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) =
   return out;
 };
 
+const soon = i => Number.isFinite(C.time_to_loss[i]) ? ratio(C.time_to_loss[i])
+  : Number.isNaN(C.time_to_loss[i]) ? "–" : "not with 4 × its tokens";
+// Below this line a recipe is at BF16's loss sooner than BF16: its gap is worth less than the time that it saves.
+const breakEven = (slope, range, top) => {
+  const from = Math.max(range[0], Math.exp(-top / slope)), to = Math.min(range[1], 1), points = [];
+  for (let k = 0; from < to && k <= 60; k++) points.push(from + (to - from) * k / 60);
+  return {type: "scatter", mode: "lines", name: "below: BF16's loss in less than BF16's time", hoverinfo: "skip",
+    x: points, y: points.map(x => -slope * Math.log(x)), line: {width: 1.5, dash: "dash", color: "var(--fg)"}};
+};
 const hover = i => {
   const name = data.names[C.recipe[i]], metric = data.settings[C.setting[i]].metric;
   const lines = text => escape(text).replace(/(.{30,45}?)[ ,]/g, "$1<br>");
   const words = whole(C.recipe[i]);
   return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>${noun()} against BF16: ${gapText(i)}`
     + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
+    + (Number.isNaN(C.time_to_loss[i]) ? "" : `<br>time to BF16's loss, BF16 = 1: ${soon(i)}`)
     + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
     + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
     + (state.twins.get(i)?.length ? `<br>${state.twins.get(i).length} more of the same bits` : "")
@@ -241,7 +251,7 @@ const nameplates = (steps, range, bottom, top) => {
 };
 
 const figure = () => {
-  const axis = data.axes[+id("axis").value], cost = C[axis.name], {noise} = data.settings[+id("setting").value];
+  const axis = data.axes[+id("axis").value], cost = C[axis.name], {noise, slope} = data.settings[+id("setting").value];
   const able = state.shown.filter(i => C.quantizes[i] && Number.isFinite(cost[i]));
   const finite = able.filter(i => Number.isFinite(C.gap[i])), front = state.front, onFront = new Set([...front, ...state.also]);
   let [low, high] = limits(finite, front, noise);
@@ -267,7 +277,9 @@ const figure = () => {
   const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
   const blown = put(able.filter(i => C.note[i] === 1), () => high + 0.09 * span);
   const few = others.length <= 60;
+  const even = axis.name === "overhead" && slope !== null ? [breakEven(slope, range, high)] : [];
   const traces = [
+    ...even,
     {...marks(others, "other recipe", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
     marks(far, `${far.length} far above, not to scale`, "triangle-up-open", "var(--muted)", 9),
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
@@ -343,6 +355,7 @@ const columns = () => {
       i => Number.isFinite(C.gap_bf16[i]) ? change(C.gap_bf16[i]) : "–")] : []),
     of("chance of the front", "n", i => C.p_front[i], chance, "high"),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i], a.name === "overhead" ? i => ratio(C.overhead[i]) : null)),
+    ...(C.time_to_loss.some(Number.isFinite) ? [of("time to BF16's loss", "n", i => C.time_to_loss[i], soon)] : []),
     ...(C.rollout_overhead.some(Number.isFinite) ? [of("rollout overhead", "n", i => C.rollout_overhead[i],
       i => ratio(C.rollout_overhead[i]))] : []),
     ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),

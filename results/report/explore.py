@@ -21,8 +21,9 @@ from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.factors import AXES as RECIPE_AXES
 from fp4dse.results.stats.factors import PLAIN
 from fp4dse.results.stats.paired import bf16_cost
+from fp4dse.results.stats.recipes.equal_time import slope_of
 from fp4dse.results.stats.recipes.pareto import equal_costs
-from fp4dse.results.stats.recipes.summary import ROLLOUT
+from fp4dse.results.stats.recipes.summary import ROLLOUT, TIME
 from fp4dse.results.text.pareto_table import BETTER, metric_title
 
 QUERIES = (
@@ -74,7 +75,7 @@ def payload(found: Findings) -> dict[str, Any]:
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
         **{name: _packed(_equal_costs(lines, name), np.float64) for name in BAND},
         ROLLOUT: _packed(lines[ROLLOUT], np.float64),
-        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "gap_bf16", "p_front")},
+        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "gap_bf16", "p_front", TIME)},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
         **{name: _packed(lines[name], np.uint16) for name in ("pairs", "seeds", "diverged", "failed")},
         "note": _packed(note, np.uint8),
@@ -148,7 +149,9 @@ def _setting(found: Findings) -> dict[str, Any]:
     metric = metric_title(found.recipes)
     points = {"points": True} if found.verdicts[0].unit else {}
     rises = bool(metric and metric.endswith(BETTER["higher"]))
+    slope = slope_of(found.verdicts[0].margin)
     facts = {"noise": noise if np.isfinite(noise) else None, "bf16": bf16_cost(found.recipes)}
+    facts |= {"slope": slope if np.isfinite(slope) else None}
     return {"title": title, **facts, "metric": metric, "rises": rises, **points}
 
 
