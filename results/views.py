@@ -84,7 +84,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "recipes": (
         "task label gap overhead",
         "on_front",
-        "time_to_loss",
+        "time_to_quality",
         "note",
         "gap_bf16",
         "gap_low gap_high",

@@ -194,7 +194,7 @@ def _front(runs: pd.DataFrame) -> list[dict[str, object]]:
             "loss": gap(line.gap, line.gap_low, line.gap_high, line.pairs),
             "loss in BF16": change(line.gap_bf16),
             "time of a step": f"{line.overhead:.2f} ({line.overhead_low:.2f} to {line.overhead_high:.2f})",
-            "time to BF16's loss": time(line.time_to_loss, line.time_to_loss_low, line.time_to_loss_high),
+            "time to BF16's loss": time(line.time_to_quality, line.time_to_quality_low, line.time_to_quality_high),
             "chance of the front": f"{line.p_front:.2f}",
         }
         for line in found[found["on_front"]].itertuples()
@@ -222,7 +222,7 @@ def _confirm(runs: pd.DataFrame) -> list[dict[str, object]]:
             {
                 "recipe": line["label"],
                 "time of a step": f"{line['overhead']:.2f}",
-                "to BF16's loss": time(*line[["time_to_loss", "time_to_loss_low", "time_to_loss_high"]]),
+                "to BF16's loss": time(*line[["time_to_quality", "time_to_quality_low", "time_to_quality_high"]]),
                 f"loss, seeds {first}": change(gaps[:half].mean()),
                 f"seeds {other}": change(gaps[half:].mean()),
                 "all four": interval(gaps),

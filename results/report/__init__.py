@@ -121,9 +121,9 @@ BF16 itself, has a lower loss for as little overhead, or less overhead for as lo
 software at least (the <b>band</b> of an overhead has the best and the worst at its ends). Its <b>chance</b> of the
 front is the share of 1,000 draws in which it is there, when every gap is drawn from what its seeds, its factors and
 the other recipes say about it. The <b>noise floor</b> is how far BF16 is from BF16 when nothing but the seed
-differs. The <b>time to BF16's loss</b> is the overhead times the tokens that make up for the gap, if more of them do for
-a recipe what they do for BF16; what these are worth follows from BF16's own training, and where nothing tells it, or
-four times the tokens would not do, there is none.</p>
+differs. The <b>time to BF16's loss</b> is the overhead times the tokens that make up for the gap, if more of them do
+for a recipe what they do for BF16; what these are worth follows from BF16's own training, and where nothing tells it,
+or four times the tokens would not do, there is none.</p>
 <p>The front is made of the luckiest recipes as well as of the best: with many recipes and few seeds the lowest loss is
 lower than it would be on new seeds. The loss beside the recommended recipe is the one that new seeds are expected to
 give; losses in tables and charts are means of the seeds that were run.

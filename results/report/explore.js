@@ -194,8 +194,8 @@ const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) =
   return out;
 };
 
-const soon = i => Number.isFinite(C.time_to_loss[i]) ? ratio(C.time_to_loss[i])
-  : Number.isNaN(C.time_to_loss[i]) ? "–" : "not with 4 × its tokens";
+const soon = i => Number.isFinite(C.time_to_quality[i]) ? ratio(C.time_to_quality[i])
+  : Number.isNaN(C.time_to_quality[i]) ? "–" : "not with 4 × its tokens";
 // Below this line a recipe is at BF16's loss sooner than BF16: its gap is worth less than the time that it saves.
 const breakEven = (slope, range, top) => {
   const from = Math.max(range[0], Math.exp(-top / slope)), to = Math.min(range[1], 1), points = [];
@@ -209,7 +209,7 @@ const hover = i => {
   const words = whole(C.recipe[i]);
   return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>${noun()} against BF16: ${gapText(i)}`
     + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
-    + (Number.isNaN(C.time_to_loss[i]) ? "" : `<br>time to BF16's loss, BF16 = 1: ${soon(i)}`)
+    + (Number.isNaN(C.time_to_quality[i]) ? "" : `<br>time to BF16's loss, BF16 = 1: ${soon(i)}`)
     + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
     + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
     + (state.twins.get(i)?.length ? `<br>${state.twins.get(i).length} more of the same bits` : "")
@@ -355,7 +355,7 @@ const columns = () => {
       i => Number.isFinite(C.gap_bf16[i]) ? change(C.gap_bf16[i]) : "–")] : []),
     of("chance of the front", "n", i => C.p_front[i], chance, "high"),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i], a.name === "overhead" ? i => ratio(C.overhead[i]) : null)),
-    ...(C.time_to_loss.some(Number.isFinite) ? [of("time to BF16's loss", "n", i => C.time_to_loss[i], soon)] : []),
+    ...(C.time_to_quality.some(Number.isFinite) ? [of("time to BF16's loss", "n", i => C.time_to_quality[i], soon)] : []),
     ...(C.rollout_overhead.some(Number.isFinite) ? [of("rollout overhead", "n", i => C.rollout_overhead[i],
       i => ratio(C.rollout_overhead[i]))] : []),
     ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),

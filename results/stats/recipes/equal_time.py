@@ -7,10 +7,11 @@ worth. BF16's own training says that (tokens_worth.py): its margin is what MORE 
     gap at equal time = gap + slope · log overhead             in BF16's time a recipe trains 1 / overhead of its tokens
     time to BF16's loss = overhead · exp(gap / slope)          BF16 = 1
 
-The two say the same: a recipe whose gap at equal time is below 0 reaches BF16's loss in less than BF16's time. Both
-take it that more tokens do for a recipe what they do for BF16, and that the slope holds as far as the gap reaches: of a
-gap as large as that of BF16 with less than FARTHEST of its tokens, which is as far as training curves are asked, no
-time is told.
+The last is the time to quality of arXiv 2610.00053, (1 + τ) · overhead, where τ is the share of tokens more than
+BF16's. The two say the same: a recipe whose gap at equal time is below 0 reaches BF16's loss in less than BF16's time.
+Both take it that more tokens do for a recipe what they do for BF16, and that the slope holds as far as the gap reaches:
+of a gap as large as that of BF16 with less than FARTHEST of its tokens, which is as far as training curves are asked,
+no time is told.
 
 Where nothing is known of what tokens are worth (a margin that is assumed, points of accuracy) there is no such time,
 and the gap at equal time is the gap as it is.
@@ -59,7 +60,7 @@ def slopes(rows: pd.DataFrame) -> NDArray[np.float64]:
     return np.asarray(rows[MARGINS[0]].astype(float).where(told) / math.log1p(MORE))
 
 
-def times_to_loss(gap: pd.Series, overhead: pd.Series, slope: NDArray[np.float64]) -> NDArray[np.float64]:
+def times_to_quality(gap: pd.Series, overhead: pd.Series, slope: NDArray[np.float64]) -> NDArray[np.float64]:
     """The modelled time to BF16's loss, [n], BF16 = 1; as in `Time`. gap: log ratios; slope: of `slopes`."""
     tokens = gap.to_numpy(float) / slope  # the log of their share of BF16's
     with np.errstate(over="ignore"):
@@ -67,10 +68,10 @@ def times_to_loss(gap: pd.Series, overhead: pd.Series, slope: NDArray[np.float64
     return np.where(tokens > -math.log(FARTHEST), np.inf, time)
 
 
-def time_to_loss(gap: float, gap_low: float, gap_high: float, overhead: float, margin: Margin) -> Time:
+def time_to_quality(gap: float, gap_low: float, gap_high: float, overhead: float, margin: Margin) -> Time:
     """The time of one recipe, by its gap, a log ratio, with its interval."""
     gaps = pd.Series([gap, gap_low, gap_high])
-    return Time(*times_to_loss(gaps, pd.Series([overhead] * 3), np.full(3, slope_of(margin))).tolist())
+    return Time(*times_to_quality(gaps, pd.Series([overhead] * 3), np.full(3, slope_of(margin))).tolist())
 
 
 def credit(overhead: pd.Series, slope: NDArray[np.float64] | float) -> pd.Series:

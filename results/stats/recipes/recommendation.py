@@ -25,7 +25,7 @@ from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, PLAIN, SETTING, bf16_cost, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, slope_of, time_to_loss
+from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, slope_of, time_to_quality
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
 from fp4dse.results.stats.recipes.margins import Margin, margin_of
@@ -145,7 +145,7 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
         bf16=_against_bf16(gap, int(pick["estimated_on"]), margin),
         margin=margin,
         overhead=float(pick[OVERHEAD]),
-        time=time_to_loss(**gap, overhead=float(pick[OVERHEAD]), margin=margin),
+        time=time_to_quality(**gap, overhead=float(pick[OVERHEAD]), margin=margin),
         finished=int(finished.sum()),
         diverged=int((~finished & lines["diverged"].gt(0)).sum()),
         missing=int((~finished & ~lines["diverged"].gt(0)).sum()),
@@ -165,7 +165,7 @@ def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Ve
     gap = _expected(pick)
     bf16 = _against_bf16(gap, int(pick["pairs"]), margin)
     overhead = math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD])
-    time = time_to_loss(**gap, overhead=overhead, margin=margin)
+    time = time_to_quality(**gap, overhead=overhead, margin=margin)
     priced = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
     slower = of.finite["at_time"].lt(pick["at_time"]) & of.finite[OVERHEAD].gt(1 - LEAST_SAVING)
     return Verdict(

@@ -23,14 +23,14 @@ from fp4dse.results.stats.paired import (
     outcomes,
     rows_at_best_lr,
 )
-from fp4dse.results.stats.recipes.equal_time import slopes, times_to_loss
+from fp4dse.results.stats.recipes.equal_time import slopes, times_to_quality
 from fp4dse.results.stats.recipes.overheads import check_overhead, on_one_scale
 from fp4dse.results.stats.recipes.pareto import front_of_any
 from fp4dse.results.stats.stages import screened
 
 ROLLOUT = "rollout_overhead"
 """Modelled time that is not in the overhead, where lanes learn from samples of their own: that is the trainer's."""
-TIME = "time_to_loss"
+TIME = "time_to_quality"
 """The modelled time to BF16's loss, and with _low and _high the ends of its interval."""
 LABELS = [
     "recipe_label",
@@ -62,10 +62,10 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
     and with the worst; NaN where rows have none), rollout_overhead (of a token of the rollout, modelled, BF16 = 1,
     where lanes learn from samples of their own, whose overhead is that of the trainer's step alone; else NaN),
-    time_to_loss, time_to_loss_low, time_to_loss_high (where the axis is the modelled overhead: the time to BF16's loss,
-    BF16 = 1, with the ends of the gap's interval; NaN where nothing tells what tokens are worth to BF16, inf where four
-    times its tokens would not make up for the gap, see equal_time.py), on_front, note (why there is no gap or no
-    overhead, else empty).
+    time_to_quality, time_to_quality_low, time_to_quality_high (where the axis is the modelled overhead: the time to
+    BF16's loss, BF16 = 1, with the ends of the gap's interval; NaN where nothing tells what tokens are worth to BF16,
+    inf where four times its tokens would not make up for the gap, see equal_time.py), on_front, note (why there is no
+    gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -138,7 +138,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     if priced:
         slope = slopes(pd.DataFrame({name: out[name] for name in ("gap_unit", *MARGINS)}))
         ends = {f"{TIME}{end}": out[f"gap{end}"] for end in ("", "_low", "_high")}
-        out |= {name: times_to_loss(gap, out["cost"], slope) for name, gap in ends.items()}
+        out |= {name: times_to_quality(gap, out["cost"], slope) for name, gap in ends.items()}
 
     columns = [*SETTING, "config_id", "label", "name", "baseline_id", "is_baseline", "lr", "seeds", "diverged"]
     columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better", "gap_unit"]

@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 
 from fp4dse.dse.cost import OVERHEAD_OF
 from fp4dse.results.stats.paired import rows_at_best_lr
-from fp4dse.results.stats.recipes.equal_time import FARTHEST, at_equal_time, slope_of, time_to_loss
+from fp4dse.results.stats.recipes.equal_time import FARTHEST, at_equal_time, slope_of, time_to_quality
 from fp4dse.results.stats.recipes.margins import ASSUMED, BY_CURVE, BY_LAW, MORE, Margin
 from fp4dse.results.stats.recipes.summary import summarize
 
@@ -27,7 +27,7 @@ def trained(tokens: float, gap: float = 0.0) -> float:
 @given(st.floats(-0.03, 0.06), st.floats(0.4, 1.2))
 def test_the_time_is_that_after_which_the_recipe_has_bf16s_loss(gap, overhead):
     tokens = brentq(lambda t: trained(t, gap) - trained(1e6), 1e5, 1e7, xtol=1e-3)
-    found = time_to_loss(gap, gap - 0.01, gap + 0.005, overhead, LAW)
+    found = time_to_quality(gap, gap - 0.01, gap + 0.005, overhead, LAW)
     assert found.mean == pytest.approx(overhead * tokens / 1e6, rel=1e-6)
     assert found.low < found.mean < found.high
 
@@ -35,13 +35,13 @@ def test_the_time_is_that_after_which_the_recipe_has_bf16s_loss(gap, overhead):
 @given(st.floats(-0.03, 0.06), st.floats(0.4, 1.2))
 def test_a_lower_loss_at_equal_time_is_less_time_to_bf16s_loss(gap, overhead):
     at_time = trained(1e6 / overhead, gap) / trained(1e6)
-    assert (at_time < 1) == (time_to_loss(gap, gap, gap, overhead, LAW).mean < 1)
+    assert (at_time < 1) == (time_to_quality(gap, gap, gap, overhead, LAW).mean < 1)
 
 
 def test_of_a_gap_beyond_what_bf16_lost_with_a_quarter_of_its_tokens_no_time_is_told():
     far = -SLOPE * math.log(FARTHEST)
     assert FARTHEST == 0.25
-    near, beyond = (time_to_loss(far + by, far + by, far + by, 0.5, LAW).mean for by in (-1e-6, 1e-6))
+    near, beyond = (time_to_quality(far + by, far + by, far + by, 0.5, LAW).mean for by in (-1e-6, 1e-6))
     assert near == pytest.approx(2.0, rel=1e-4)
     assert beyond == math.inf
 
@@ -51,7 +51,7 @@ def test_what_nobody_knows_of_tokens_is_worth_no_time():
     assert slope_of(Margin(0.001, f"{BY_LAW}, fitted at engine revision 3")) > 0
     for of in (f"{ASSUMED}: these rows hold nothing of BF16's curve", "given"):
         assert math.isnan(slope_of(Margin(0.005, of)))
-        assert all(math.isnan(value) for value in time_to_loss(0.01, 0.0, 0.02, 0.5, Margin(0.005, of)))
+        assert all(math.isnan(value) for value in time_to_quality(0.01, 0.0, 0.02, 0.5, Margin(0.005, of)))
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_each_line_of_the_summary_has_its_time(rows):
     lines = summarize(rows).set_index("name")
     for name in ("nvfp4", "mxfp4"):
         line = lines.loc[name]
-        time = time_to_loss(line["gap"], line["gap_low"], line["gap_high"], line["overhead"], LAW)
-        told = line[["time_to_loss", "time_to_loss_low", "time_to_loss_high"]]
+        time = time_to_quality(line["gap"], line["gap_low"], line["gap_high"], line["overhead"], LAW)
+        told = line[["time_to_quality", "time_to_quality_low", "time_to_quality_high"]]
         np.testing.assert_allclose(told.astype(float), time)
-    assert lines.loc["bf16", "time_to_loss"] == 1
-    assert summarize(rows.drop(columns=["margin", "margin_of"]))["time_to_loss"].isna().all()
+    assert lines.loc["bf16", "time_to_quality"] == 1
+    assert summarize(rows.drop(columns=["margin", "margin_of"]))["time_to_quality"].isna().all()
