@@ -34,7 +34,7 @@ from fp4dse.results.stats.recipes.overheads import on_one_scale
 FARTHEST = FROM
 """Share of BF16's tokens."""
 TELLING = (BY_LAW, BY_CURVE)
-"""How margins begin to say what they are from, where that tells what tokens are worth."""
+"""Beginnings of a margin's `of` that tell what tokens are worth."""
 
 
 class Time(NamedTuple):

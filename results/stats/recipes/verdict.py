@@ -148,7 +148,8 @@ def ranked_by(time: Time) -> str:
 
 
 def at_equal_time(time: Time) -> str:
-    """How recipes are held against the one to use: ` at equal time`, empty where nobody knows what time is worth."""
+    """The words for how recipes are held against the one to use: ` at equal time`; empty where nobody knows what that is
+    worth."""
     return "" if math.isnan(time.mean) else " at equal time"
 
 
