@@ -148,7 +148,7 @@ def ranked_by(time: Time) -> str:
 
 
 def at_equal_time(time: Time) -> str:
-    """The words for how recipes are held against the one to use: ` at equal time`; empty where nobody knows what that is
+    """` at equal time`, by which recipes are held against the one to use; empty where nobody knows its worth."""
     worth."""
     return "" if math.isnan(time.mean) else " at equal time"
 
