@@ -148,8 +148,7 @@ def ranked_by(time: Time) -> str:
 
 
 def at_equal_time(time: Time) -> str:
-    """` at equal time`, by which recipes are held against the one to use; empty where nobody knows its worth."""
-    worth."""
+    """` at equal time`, as recipes are held against the one to use; empty where nobody knows the worth of time."""
     return "" if math.isnan(time.mean) else " at equal time"
 
 
