@@ -90,7 +90,7 @@ class Study:
     @property
     def at_time(self) -> Array:
         """[recipes]: what each gap is at equal time."""
-        return self.gap + credit(pd.Series(self.cost), slope_of(Margin(MARGIN, BY_LAW))).to_numpy()
+        return np.asarray(self.gap + credit(pd.Series(self.cost), slope_of(Margin(MARGIN, BY_LAW))))
 
     def places(self, rows: NDArray[np.intp], on_front: NDArray[np.bool_]) -> Array:
         """[recipes asked for]: the truth that a chance of the front is held against: 1 on it, 0 off it, and 1/k for one

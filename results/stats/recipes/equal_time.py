@@ -13,8 +13,8 @@ Both take it that more tokens do for a recipe what they do for BF16, and that th
 of a gap as large as that of BF16 with less than FARTHEST of its tokens, which is as far as training curves are asked,
 no time is told.
 
-Where nothing is known of what tokens are worth (a margin that is assumed, points of accuracy) there is no such time,
-and the gap at equal time is the gap as it is.
+Where nothing is known of what tokens are worth (a margin that is assumed, points of accuracy) there is no such time;
+there, and in settings where no recipe's gap is within reach, the gap at equal time is the gap as it is.
 """
 
 from __future__ import annotations
@@ -81,9 +81,19 @@ def credit(overhead: pd.Series, slope: NDArray[np.float64] | float) -> pd.Series
     return (slope * np.log(known.where(known.gt(0)))).fillna(0.0)
 
 
+def exchange(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """`slopes` of rows, [n]; NaN in settings where the mean gap of no recipe that quantizes is within reach.
+
+    rows: of `rows_at_best_lr`."""
+    slope = pd.Series(slopes(rows), rows.index)
+    tried = rows[rows["points"].gt(0)]
+    lowest = tried.groupby(["setting", "config_id"])["gap"].mean().groupby("setting").min()
+    return np.asarray(slope.where(rows["setting"].map(lowest) <= -math.log(FARTHEST) * slope))
+
+
 def at_equal_time(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with loss and gap as they would be after BF16's time. rows: of `rows_at_best_lr`."""
     if OVERHEAD not in rows:
         return rows
-    by = credit(on_one_scale(rows, OVERHEAD), slopes(rows))
+    by = credit(on_one_scale(rows, OVERHEAD), exchange(rows))
     return rows.assign(loss=rows["loss"] * np.exp(by), gap=rows["gap"] + by)

@@ -1,10 +1,10 @@
 """The recipe to use in each setting, and all else that the verdict on it says (verdict.py), from frames of statistics.
 
 The recipe is the one that is expected to take the least time to BF16's loss, which is the one of the lowest loss at
-equal time (equal_time.py), of those that save time against BF16 if any does; where nothing tells what time is worth,
-the one of the lowest loss. Expected is what the posterior of shrinkage.py says (front_chance.py): a recipe that is
-chosen by that is nearer to the best than the one of the lowest mean, which may be lucky. Where candidates were
-confirmed on fresh seeds (confirmed.py), their answer goes before the screened one.
+equal time (equal_time.py), of those that save time against BF16 if any does; where nothing tells what time is worth, or
+no gap is in reach of more tokens, the one of the lowest loss. Expected is what the posterior of shrinkage.py says
+(front_chance.py): a recipe that is chosen by that is nearer to the best than the one of the lowest mean, which may be
+lucky. Where candidates were confirmed on fresh seeds (confirmed.py), their answer goes before the screened one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, PLAIN, SETTING, bf16_cost, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, slope_of, time_to_quality
+from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, exchange, time_to_quality
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
 from fp4dse.results.stats.recipes.margins import Margin, margin_of
@@ -120,7 +120,8 @@ class _Setting:
         """Those that quantize and have a gap, with the one that is expected at equal time, the lowest first."""
         found = self.tried[self.tried["points"].gt(0) & np.isfinite(self.tried["gap"].astype(float))]
         expected = found["expected"].fillna(found["gap"]).astype(float)
-        found = found.assign(at_time=expected + credit(found[OVERHEAD], slope_of(self.margin)))
+        slope = exchange(self.rows)[0]
+        found = found.assign(at_time=expected + credit(found[OVERHEAD], slope))
         return found.sort_values(["at_time", OVERHEAD], kind="stable")
 
     @cached_property

@@ -142,14 +142,14 @@ class Verdict(NamedTuple):
 
 
 def ranked_by(time: Time) -> str:
-    """Why a recipe is the one to use: `the least time to BF16's loss`, or, where nobody knows that time, `the lowest
-    loss`."""
-    return best() if math.isnan(time.mean) else "the least time to BF16's loss"
+    """Why a recipe is the one to use: `the least time to BF16's loss`, or, where nobody knows that time or it is out of
+    reach, `the lowest loss`."""
+    return "the least time to BF16's loss" if math.isfinite(time.mean) else best()
 
 
 def at_equal_time(time: Time) -> str:
     """` at equal time`, as recipes are held against the one to use; empty where nobody knows the worth of time."""
-    return "" if math.isnan(time.mean) else " at equal time"
+    return " at equal time" if math.isfinite(time.mean) else ""
 
 
 def time_words(time: Time) -> str:

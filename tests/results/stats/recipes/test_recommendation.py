@@ -47,6 +47,17 @@ def test_a_faster_recipe_is_the_one_to_use_where_more_tokens_make_up_for_its_gap
     assert (unknown.name, unknown.why, math.isnan(unknown.time.mean)) == ("nvfp4", "the lowest loss", True)
 
 
+def test_where_no_gap_is_in_reach_of_four_times_the_tokens_it_is_the_lowest_loss(runs):
+    frame = priced(
+        runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.75, 0.76, 0.73], mxfp4=[0.77, 0.78, 0.75]), nvfp4=0.9, mxfp4=0.5
+    )
+    reach = math.log(1.5) / math.log(4)
+    within, beyond = (only(worth(frame, slope)) for slope in (1.1 * reach, 0.9 * reach))
+    assert (within.name, within.why) == ("mxfp4", "the least time to BF16's loss")
+    assert (beyond.name, beyond.why, beyond.time.mean) == ("nvfp4", "the lowest loss", math.inf)
+    assert beyond.open + beyond.as_good == 0  # MXFP4 is told apart by its loss; at equal time it would be ahead
+
+
 def test_where_no_recipe_is_expected_to_save_time_to_bf16s_loss_it_says_so(runs):
     frame = priced(runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.52, 0.53, 0.51]), nvfp4=0.9)
     words = "no recipe that saves time in a step is expected to reach BF16's loss in less time than BF16"
