@@ -11,6 +11,7 @@ from fp4dse.results import open_store
 from fp4dse.results.report import write_report
 from fp4dse.results.stats.layers.knapsack import Option
 from tests.commands.running import assert_one_line, call
+from tests.forked_workers import fork_workers
 
 ASKED = ("sensitivity", "nvfp4", "--task", "vision:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")
 
@@ -18,6 +19,7 @@ ASKED = ("sensitivity", "nvfp4", "--task", "vision:smoke", "--by", "kind", "--se
 def test_smoke_from_the_first_lane_to_the_report(tmp_path, monkeypatch, capsys):
     """Real training: every unit, a choice on fresh seeds, tables and panel; the same command trains nothing more."""
     monkeypatch.chdir(tmp_path)
+    fork_workers(monkeypatch)
     assert call(*ASKED, "--budget", "100%", "--products", "all,wgrad") == 0
     out = capsys.readouterr().out
     for words in ("attention: wgrad", "sparing gains", "of multiply-adds", "spares ", "measured less predicted"):

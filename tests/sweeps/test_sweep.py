@@ -24,6 +24,7 @@ from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.sweeps.planning import setting as setting_module
 from fp4dse.sweeps.planning.setting import find_setting
 from fp4dse.sweeps.running.progress import remarks
+from tests.forked import Forked
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 TASKS = [("regression", "quickstart"), ("vision", "quickstart")]
@@ -317,19 +318,9 @@ def test_a_stop_from_elsewhere_ends_a_sweep_cleanly(tmp_path):
 
 # --- chaos: a driver in a process of its own -------------------------------------------------------------------------
 
-DRIVER = f"""
-import signal, sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}]
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from pathlib import Path
-from test_sweep import sweep
-result = sweep(Path(sys.argv[1]), sys.argv[2])
-sys.exit(result.exit_code)
-"""
 
-
-def start_driver(tmp_path, mode) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), mode])
+def start_driver(tmp_path, mode) -> Forked:
+    return Forked(lambda: sweep(tmp_path, mode).exit_code)
 
 
 def wait_until_half_done(tmp_path, process):

@@ -1,9 +1,8 @@
 """Lanes leave a running population and trainings end at any moment, and no trajectory changes."""
 
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.engine.recent import BUFFERED_STEPS
 from fp4dse.tasks.job import Rung
+from tests.forked import Forked
 
 STATEFUL = [
     ["nvfp4-sr", "nvfp4"],
@@ -212,42 +212,27 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path):
         train(task_of(steps=13), lanes, checkpoint=file)
 
 
-KILLED = """
-import sys, msgspec
-from pathlib import Path
-from fp4dse.dse import Recipe
-from fp4dse.tasks import Lane, get_task, train
-
-def trained(checkpoint):
+def trained(checkpoint: Path | None) -> str:
     task = msgspec.structs.replace(get_task("regression", "smoke"), steps=150)
     lanes = [Lane(Recipe.named("ue5m3-graphcore"), 2e-3, seed) for seed in (0, 1, 2)]
     return repr(train(task, lanes, checkpoint=checkpoint, save_every_s=0.02).lanes)
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(trained(Path(sys.argv[1])))
-"""
 
 
 def test_a_training_that_is_killed_ends_the_same(tmp_path):
     """By SIGKILL, wherever it stands."""
     file, out = tmp_path / "checkpoint.pt", tmp_path / "out.txt"
 
-    def start(*names):
-        return subprocess.Popen([sys.executable, "-c", KILLED, *map(str, names)])
-
-    here: dict = {}
-    exec(KILLED, here)
-    expected = here["trained"](None)
+    expected = trained(None)
     for _ in range(2):
         before = file.stat().st_mtime_ns if file.exists() else 0
-        with start(file, out) as process:
+        with Forked(lambda: out.write_text(trained(file)) and 0) as process:
             while not (file.exists() and file.stat().st_mtime_ns > before):
                 assert process.poll() is None
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
         assert not out.exists()
     assert torch.load(file, weights_only=True)["state"]
-    assert here["trained"](file) == expected
+    assert trained(file) == expected
 
 
 @pytest.mark.parametrize("name", ["regression", "vision"])

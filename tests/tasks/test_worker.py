@@ -12,10 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from fp4dse.dse import Recipe
-from fp4dse.tasks import Job, JobResult, Lane, Progress, environment, get_task, train
+from fp4dse.tasks import Job, JobResult, Lane, Progress, environment, get_task, train, worker
 from fp4dse.tasks.job import ELSEWHERE, STOPPED, Ended
+from tests.forked import Forked
 
 
 def lanes(name="bf16", lr=1e-3) -> list[Lane]:
@@ -25,7 +27,7 @@ def lanes(name="bf16", lr=1e-3) -> list[Lane]:
 class Parent:
     """A worker that is given jobs; files of job number n are in the folder n."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen) -> None:
+    def __init__(self, folder: Path, process: subprocess.Popen | Forked) -> None:
         self.folder, self.process, self.jobs = folder, process, 0
 
     def give(self, job: Job) -> Path:
@@ -64,14 +66,16 @@ class Parent:
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory) -> Iterator[Parent]:
     """A worker for all tests that leave it alive: to start one takes longer than most of what they ask of it."""
-    with start(tmp_path_factory.mktemp("parent")) as parent:
+    with start(tmp_path_factory.mktemp("parent"), fork=False) as parent:
         yield parent
 
 
 @contextmanager
-def start(folder: Path, *options: str) -> Iterator[Parent]:
-    command = [sys.executable, *options, "-m", "fp4dse.tasks.worker"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def start(folder: Path, fork: bool = not torch.cuda.is_available()) -> Iterator[Parent]:
+    """A worker; by a fork if nothing is asked of how it starts."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "fp4dse.tasks.worker"]
+    with Forked(lambda: worker.main([]), **pipes) if fork else subprocess.Popen(command, **pipes) as process:
         yield Parent(folder, process)
         process.stdin.close()
         assert process.wait(60) in (0, STOPPED, -signal.SIGKILL)

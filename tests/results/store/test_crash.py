@@ -1,17 +1,18 @@
 """Killed at any moment, a writer loses nothing that it reported as stored, and tears nothing."""
 
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fp4dse.results import open_store, run_id
+from fp4dse.results.store import compaction
+from tests.forked import Forked
 
 
 class Killed(BaseException):
@@ -134,19 +135,15 @@ def test_joining_of_parts_that_is_killed_again_and_again_loses_and_doubles_nothi
     assert after["part_files"] <= 2 + 2 + 1  # copies that a death left among them go with the next join
 
 
-WRITER = """
-import json, sys
-from fp4dse.results import open_store
-from fp4dse.results.store import compaction
-compaction.JOIN_AT = 2
-path, rows = sys.argv[1], json.loads(sys.stdin.readline())
-store = open_store(path)
-for seed in range(int(sys.argv[2]), 10**9):
-    store.add([{**row, "seed": seed} for row in rows], f"job-{seed}")
-    print(seed, flush=True)
-    if seed % 7 == 6:
-        store.compact(minimum=5)
-"""
+def write(path: Path, begin: int, rows: list[dict]) -> None:
+    """Store rows without end, and say each time that they are stored."""
+    compaction.JOIN_AT = 2
+    store = open_store(path)
+    for seed in range(begin, 10**9):
+        store.add([{**row, "seed": seed} for row in rows], f"job-{seed}")
+        print(seed, flush=True)
+        if seed % 7 == 6:
+            store.compact(minimum=5)
 
 
 def test_a_killed_process_loses_no_row_that_it_acknowledged(tmp_path, row):
@@ -155,14 +152,7 @@ def test_a_killed_process_loses_no_row_that_it_acknowledged(tmp_path, row):
     stored, begin = -1, 0
     chance = random.Random(1)
     for _ in range(4):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(store.path), str(begin)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with writer:
-            print(json.dumps(rows), file=writer.stdin, flush=True)
+        with Forked(partial(write, store.path, begin, rows), stdout=subprocess.PIPE, text=True) as writer:
             for _ in range(5):
                 stored = int(writer.stdout.readline())
             time.sleep(chance.uniform(0, 0.2))

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from fp4dse.results.stats.paired import DERIVED
 from fp4dse.results.store import reader
 from fp4dse.results.store.inbox import encode_ipc
 from fp4dse.results.store.schema import BY_NAME, ROW, SCHEMA_VERSION
+from tests.forked import Forked
 
 
 def one_line(caught) -> str:
@@ -420,21 +422,16 @@ def test_a_file_joined_into_a_part_while_reading_is_found_there(store, row, monk
 
 # --- one writer --------------------------------------------------------------------------------------------------
 
-HOLD = """
-import sys
-from fp4dse.results import open_store
-with open_store(sys.argv[1]).lock():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+
+def hold(path: Path) -> None:
+    with open_store(path).lock():
+        print("held", flush=True)
+        sys.stdin.read()
 
 
 def test_a_second_writer_is_told_who_holds_the_store(store, row):
     store.add([row(seed=0)], "job")
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with holder:
+    with Forked(lambda: hold(store.path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         for write in (lambda: store.add([row()], "x"), store.compact, lambda: store.invalidate("engine", 2)):
             with pytest.raises(StoreError, match=f"process {holder.pid} on .* is writing") as caught:

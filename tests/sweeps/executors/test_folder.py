@@ -1,7 +1,6 @@
 """Jobs that are carried to another machine and back give the rows that they give here."""
 
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fp4dse.sweeps.planning.plan import plan
 from fp4dse.tasks import Lane, get_task, train, worker
 from fp4dse.tasks.job import NO_ROOM, OUT_OF_MEMORY, Job
 from fp4dse.tasks.worker import jobs_in
+from tests.forked import Forked
 
 RECIPES = [Recipe.named("nvfp4"), Recipe.named("mxfp4")]
 TASKS = [("regression", "smoke")]
@@ -29,8 +29,8 @@ def sweep(folder: Path, **more):
 
 
 def work(folder: Path, *more: str) -> None:
-    command = [sys.executable, "-m", "fp4dse.tasks.worker", "--folder", str(folder / "jobs"), *more]
-    subprocess.run(command, check=True, timeout=300, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    with Forked(lambda: worker.main(["--folder", str(folder / "jobs"), *more]), stdout=subprocess.DEVNULL) as process:
+        assert process.wait(300) == 0
 
 
 def losses(folder: Path) -> dict:
