@@ -15,6 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(os._exit, 0)
+    """A process that has sent its last result takes two seconds to free what it has imported and made, if it is let.
+    What is registered after this runs before it."""
+
 settings.register_profile("fp4dse", max_examples=50, deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fp4dse")
 
