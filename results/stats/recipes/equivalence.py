@@ -173,8 +173,9 @@ def promised(line: pd.DataFrame) -> pd.DataFrame:
     """The lines with more_seeds (see `compare`): NaN where decided or without an interval. line: of `differences`."""
     asked = (line["verdict"].eq("open") & line["p"].notna() & line["std"].gt(0)).to_numpy()
     more = np.full(len(line), np.nan)
+    numbers = line[["pairs", "difference", "std", "margin"]].to_numpy(float)
     for row in np.flatnonzero(asked):  # one at a time: hundreds of nodes by a hundred numbers of seeds each
-        pairs, mean, std, margin = line[["pairs", "difference", "std", "margin"]].iloc[[row]].to_numpy(float).T
+        pairs, mean, std, margin = numbers[[row]].T
         more[row] = more_pairs(pairs, mean, std, float(margin[0]))[0]
     return line.assign(more_seeds=more)
 
