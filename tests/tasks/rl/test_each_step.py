@@ -13,12 +13,13 @@ from fp4dse.tasks.engine.recorder import measure
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rl.grpo import is_clipped
 from fp4dse.tasks.rl.presets import _PRESETS
+from tests.tasks.rl.little import little
 
 replace = msgspec.structs.replace
 SMOKE = get_task("rl", "smoke")
 CLIP = _PRESETS["smoke"].plan.clip
-STEPS = 11
-TASK = replace(SMOKE, steps=STEPS, lr=4e-3)
+STEPS = 7
+TASK = replace(little(SMOKE, STEPS, prompts=8), lr=4e-3)
 """At a rate at which ratios are clipped."""
 OF_ROLLOUTS = ["reward", "length", "entropy", "mismatch_kl"]
 OF_STEPS = ["ratios_clipped", "gradient_norm"]
@@ -40,7 +41,7 @@ def trained():
 def test_it_has_a_number_at_every_step_and_what_is_measured_has_its_own(trained):
     for result in trained:
         of = result.recorded
-        assert of["step"] == [1, 2, 4, 8, 11]
+        assert of["step"] == [1, 2, 4, 7]
         for name in OF_ROLLOUTS + OF_STEPS:
             assert of[f"step/{name}"] == list(range(1, STEPS + 1)), name
             assert len(of[name]) == STEPS
@@ -95,7 +96,7 @@ def test_recording_changes_no_bit_of_the_training(trained):
 
 
 def test_a_lane_has_the_same_numbers_alone_and_beside_one_that_diverges(trained):
-    diverged, *others = train(TASK, [lane(3, lr=1e38), LANES[2], LANES[0]], record=True).lanes
+    diverged, *others = train(TASK, [lane(0, lr=1e38), LANES[2], LANES[0]], record=True).lanes
     assert others == [trained[2], trained[0]]
     assert train(TASK, LANES[1:2], record=True).lanes == [trained[1]]
     assert diverged.recorded["step/reward"] == list(range(1, diverged.diverged_step + 1))
@@ -146,9 +147,7 @@ def test_the_series_does_not_depend_on_when_it_is_fetched(trained, monkeypatch):
 
 
 def test_dynamic_sampling_and_experts_have_theirs():
-    plan = replace(_PRESETS["moe-smoke"].plan, asked=2)
-    moe = get_task("rl", "moe-smoke")
-    task = replace(moe, steps=4, experience=type(moe.experience)(moe.experience.func, plan))
+    task = replace(little(get_task("rl", "moe-smoke"), 4, asked=2), pretrain=None)
     of = train(task, [lane(), lane(1)], record=True).lanes[0].recorded
     assert of["step/informative"] == [1, 2, 3, 4]
     assert "step/rerouted" not in of, "it takes a pass of its own"
