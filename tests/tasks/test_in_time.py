@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import compiled
+from fp4dse.tasks.bench import compiled, in_time
 from fp4dse.tasks.bench.in_time import WAYS, Found, NotInTime, Tried, Way, _try, least_us
+from tests.forked_workers import fork_processes
 
 THREE = (Way("plain", {}), Way("tuned", {"max_autotune": True}), Way("more", {"coordinate_descent_tuning": True}))
 
@@ -42,7 +43,9 @@ def test_the_last_way_is_torchs_mode():
     assert not WAYS[0].options
 
 
-def test_ways_are_tried_in_turn_until_the_process_dies(work):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_ways_are_tried_in_turn_until_the_process_dies(work, monkeypatch):
+    fork_processes(monkeypatch, in_time)
     body = """
     options = compile_.keywords["options"]
     if options is None:

@@ -11,6 +11,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
 from fp4dse.tasks import TASKS, Job, Lane, get_task
 from fp4dse.tasks.worker import task_of
+from tests.forked_workers import fork_workers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-task.md").read_text(encoding="utf-8")
 PLAIN, EXAMPLE, PROOF = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -42,7 +43,8 @@ def test_the_worked_example_is_swept_and_learns(example):
         cli.main([*COMMAND.split(), "--jobs", "1", "--dry-run"])
 
 
-def test_the_plain_module_is_swept_and_learns(example):
+def test_the_plain_module_is_swept_and_learns(example, monkeypatch):
+    fork_workers(monkeypatch)
     Path("digits.py").write_text(PLAIN)
     with pytest.raises(SystemExit) as ended:
         cli.main([*PLAIN_COMMAND.split(), "--jobs", "1"])

@@ -16,13 +16,14 @@ from fp4dse.tasks import facts_of, get_task
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
-from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
+from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned, workers
 from fp4dse.tasks.tuned.decay import add_decay, further
 from fp4dse.tasks.tuned.page import page, untuned
 from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
 from fp4dse.tasks.tuned.trainer import Trainer, representatives
 from fp4dse.tasks.tuned.tune import has_all, kept, main, merged, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
+from tests.forked_workers import fork_workers
 
 SHIPPED = all_tuned()
 NAMES = [file_name(found.task, found.preset, found.data) for found in SHIPPED]
@@ -173,7 +174,8 @@ def test_a_tuning_finds_a_rate_inside_its_grid(capsys):
     assert "lanes in" in capsys.readouterr().err
 
 
-def test_workers_find_the_same_rates_and_do_not_train_again_what_is_finished(tmp_path, capsys):
+def test_workers_find_the_same_rates_and_do_not_train_again_what_is_finished(tmp_path, capsys, monkeypatch):
+    fork_workers(monkeypatch, workers)
     task = get_task("regression", "smoke")
     alone = tune(Trainer(task, "cpu", 64), "", ["bf16"], seeds=1, fresh=0)
     assert (alone.check, {point.is_own for point in alone.curve}) == ([], {True})

@@ -16,6 +16,7 @@ from fp4dse.sweeps.planning import estimate as module
 from fp4dse.sweeps.planning.estimate import Pace, estimate
 from fp4dse.sweeps.planning.setting import find_setting
 from fp4dse.tasks import get_task
+from tests.forked_workers import fork_processes
 
 FAKE = str(Path(__file__).parents[1] / "fake_worker.py")
 TASKS = [("regression", "quickstart")]
@@ -93,7 +94,9 @@ def test_a_task_with_a_base_of_its_own_is_calibrated_without_training_it():
     assert module.brief(plain).pretrain is None
 
 
-def test_a_calibration_of_rollouts_trains_few_lanes_and_no_base(tmp_path, empty_cache):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_calibration_of_rollouts_trains_few_lanes_and_no_base(tmp_path, empty_cache, monkeypatch):
+    fork_processes(monkeypatch, module)
     plan = plan_sweep(SPACE, tasks=[("rl", "smoke")], store=tmp_path / "none", jobs=1)
     pace = module.calibrate(plan.jobs[-1], 32)
     assert pace.lane_s > 0

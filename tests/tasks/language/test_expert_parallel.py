@@ -19,6 +19,7 @@ from fp4dse.tasks.language.expert_parallel import (
     swap_over,
 )
 from fp4dse.tasks.language.experts import _GatherRows, dispatch
+from tests.forked_workers import fork_ranks
 
 LANES, TOKENS, WIDTH, EXPERTS, CHOICES, ROOM = 2, 32, 128, 4, 2, 16
 PLAIN = Quantizer(element="none")
@@ -163,11 +164,13 @@ def test_what_cannot_be_shared_out_is_refused(tokens, ranks, said):
         make_plan(choices_of, tokens, CHOICES, ROOM, (0, ranks))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_two_processes_have_the_bits_of_one(device):
+def test_two_processes_have_the_bits_of_one(device, monkeypatch):
     """By gloo and by NCCL, whether or not another expert is computed while tokens are under way."""
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
+    fork_ranks(monkeypatch, exchange)
     rows = {row.what: row for row in bench(device, 2, CPU)}
     wrong = [row.value for row in rows.values() if row.unit == "wrong"]
     assert wrong == [0] * 7
@@ -188,7 +191,9 @@ def test_no_two_sizes_of_the_bench_are_the_same(sizes):
     assert len({*numbers}) == len(numbers)
 
 
-def test_one_process_has_all_rows_and_sends_nothing():
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_one_process_has_all_rows_and_sends_nothing(monkeypatch):
+    fork_ranks(monkeypatch, exchange)
     rows = {row.what: row for row in bench("cpu", 1, CPU)}
     assert [row.value for row in rows.values() if row.unit == "wrong"] == [0] * 7
     assert {row.value for row in rows.values() if row.unit == "bytes"} == {0}

@@ -27,6 +27,7 @@ from fp4dse.tasks.language.folder_out import write_folder
 from fp4dse.tasks.start.make_weights import make_weights
 from fp4dse.tasks.start.weights import digest_of, read_about, read_weights
 from tests.commands.running import call
+from tests.forked_workers import fork_workers
 from tests.tasks.language.folders import BASE, CONFIGS, save, tensors_of
 
 replace = msgspec.structs.replace
@@ -144,7 +145,9 @@ def swept(trained, text, tmp_path_factory):
     store = tmp_path_factory.mktemp("sweep") / "store"
     recipes = [recipe(**of) for of in RECIPES.values()]
     asked = ("finetune", "smoke", str(text), str(trained))
-    result = run_sweep(recipes, tasks=[asked], seeds=[0, 1], lrs=[3e-3], store=store, jobs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        result = run_sweep(recipes, tasks=[asked], seeds=[0, 1], lrs=[3e-3], store=store, jobs=1)
     assert result.failed == 0
     return open_store(store).runs()
 
