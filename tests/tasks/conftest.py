@@ -1,7 +1,13 @@
 """What all tests of tasks share."""
 
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 
+from fp4dse.tasks import diffusion
+from fp4dse.tasks.data.images import Images
+from fp4dse.tasks.diffusion import frechet
 from fp4dse.tasks.language import presets
 
 
@@ -11,4 +17,19 @@ def little_is_held_out():
     steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(presets, "EVAL_PASSES", 2)
+        yield
+
+
+@cache
+def _little_reference(data: Callable[[], Images]) -> frechet.Reference:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frechet, "STEPS", 20)
+        return frechet.reference.__wrapped__(data)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def samples_are_judged_by_a_little_classifier():
+    """Trained for a few steps, not for three seconds. What the whole one can tell, test_diffusion.py asks of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diffusion, "reference", _little_reference)
         yield

@@ -130,4 +130,4 @@ def test_tasks_without_a_teacher_refuse_it():
     with pytest.raises(ConfigError, match=r"training\.coreset: found 'random'; accepted: none with regression"):
         train(get_task("regression", "smoke"), [lane(RANDOM)])
     with pytest.raises(ConfigError, match=r"none with rl:smoke, which learns from samples of its own"):
-        train(get_task("rl", "smoke"), [lane(RANDOM)])
+        train(replace(get_task("rl", "smoke"), pretrain=None), [lane(RANDOM)])
