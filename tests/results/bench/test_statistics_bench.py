@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fp4dse.results.bench import statistics
 from fp4dse.results.bench.answers import with_fresh_seeds
 from fp4dse.results.bench.scores import scores_of_front
 from fp4dse.results.bench.statistics import bench, scored_in_batches, summed
@@ -75,8 +76,11 @@ def test_the_error_of_a_figure_is_that_of_a_mean_over_studies():
     assert line["error"] == pytest.approx(np.sqrt(2) / 40, abs=1e-4)
 
 
-def test_the_bench_has_a_line_for_each_target():
-    lines = {line["what"]: line for line in bench(["48"], len(WORLDS))}
+@pytest.mark.parametrize("worlds", [("tied", "holes", "null"), pytest.param(WORLDS, marks=pytest.mark.slow)], ids=len)
+def test_the_bench_has_a_line_for_each_target(worlds, monkeypatch):
+    """Quickly of the worlds in which there is something that may be missing: a difference, a pair of levels, all."""
+    monkeypatch.setattr(statistics, "WORLDS", worlds)
+    lines = {line["what"]: line for line in bench(["48"], len(worlds))}
     assert lines["interval of a recipe's gap covers"]["value"] > 0.9
     assert lines["null studies with an effect told"]["target"] == "≤ 0.05"
 
