@@ -181,11 +181,12 @@ def test_the_distance_is_that_of_two_gaussians():
     assert ours == pytest.approx(float(theirs), rel=1e-6)
 
 
-def test_images_of_one_class_are_told_apart_by_their_rotation():
+def test_images_of_one_class_are_told_apart_by_their_rotation(monkeypatch):
+    monkeypatch.setattr(frechet, "STEPS", 100)
     images = digits()
     zeros = torch.zeros_like(images.train_labels)
     one = Images(images.train, zeros, images.held_out, zeros[:360], 1, images.mean, images.std, "0" * 16, 16)
-    assert frechet.reference(lambda: one).accuracy > 0.6  # by chance 0.25
+    assert frechet.reference.__wrapped__(lambda: one).accuracy > 0.6  # .82; by chance .25
 
 
 def test_large_images_and_oblong_ones_have_features():
