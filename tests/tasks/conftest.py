@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from fp4dse.tasks import diffusion
+from fp4dse.tasks.data.grammar import Language
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion import frechet
 from fp4dse.tasks.language import presets
@@ -17,6 +18,30 @@ def little_is_held_out():
     steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(presets, "EVAL_PASSES", 2)
+        yield
+
+
+_DRAWN = Language.texts
+_texts = cache(_DRAWN)
+FEW_TOKENS = 1 << 17
+
+
+def _texts_once(language: Language, split: int, first: int, count: int, length: int):
+    if count * length > FEW_TOKENS:
+        return _DRAWN(language, split, first, count, length)
+    tokens, nats = _texts(language, split, first, count, length)
+    return tokens.copy(), nats.copy()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def texts_are_drawn_once(request):
+    """Of the procedural language: each population draws all that it reads, which takes longer than to train one of few
+    steps. But for the tests of the language itself."""
+    if request.module.__name__.endswith("test_grammar"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Language, "texts", _texts_once)
         yield
 
 
