@@ -12,9 +12,10 @@ from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.language.decoder import Decoder, Routed, Shape
 from fp4dse.tasks.language.experts import Mixture, noting
+from tests.tasks.rl.little import little
 
 replace = msgspec.structs.replace
-TASK = replace(get_task("rl", "moe-smoke"), steps=3, pretrain=None)
+TASK = replace(little(get_task("rl", "moe-smoke"), 3, prompts=8), pretrain=None)
 SHAPE = Shape(16, 24, 2, 2, 8, experts=4, mixture=Mixture(2, capacity=None))
 
 

@@ -17,6 +17,7 @@ from fp4dse.tasks.inspection.diagnosis import gradients
 from fp4dse.tasks.job import number
 from fp4dse.tasks.rl.grpo import is_clipped, log_probability
 from fp4dse.tasks.rl.presets import _PRESETS
+from tests.tasks.rl.little import little
 
 replace = msgspec.structs.replace
 SMOKE = replace(get_task("rl", "smoke"), steps=8)
@@ -133,7 +134,7 @@ def test_a_training_records_it_at_its_steps_and_changes_none(device, preset):
     One percent: both have the bits of the same policy and answers, but the losses by hand are other operations. A
     number in FP32 that they round otherwise is rounded to BF16 before products, which a sum that cancels shows.
     """
-    task = replace(get_task("rl", preset), steps=4)
+    task = little(get_task("rl", preset), 4, prompts=8)
     of = lanes(quantized(), quantized(noise=NOISE_NAMES["weights"]))
     together = train(task, of, device, record=True)
     assert not [reason for reason in together.fallbacks if "graph" in reason]

@@ -12,6 +12,7 @@ from fp4dse.kernels import decompose, quantize
 from fp4dse.kernels.inspection.decompose import CROSS, PARTS
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
+from tests.tasks.rl.little import little
 
 replace = msgspec.structs.replace
 SMOKE = get_task("rl", "smoke")
@@ -32,7 +33,7 @@ LANES = [
 @pytest.fixture(scope="module")
 def after():
     """Numbers, and weights of the layers that are quantized (all but the head), after 0, 1 and 5 steps."""
-    population, found = Population(SMOKE, LANES, "cpu", record=True), {}
+    population, found = Population(little(SMOKE, SMOKE.steps, prompts=8), LANES, "cpu", record=True), {}
     for step in range(6):
         if step in (0, 1, 5):
             layers = {name: of for name, of in population.weight_errors.layers.items() if name != "head"}
