@@ -153,8 +153,8 @@ def _within(margin: Margin) -> str:
 def _rivals(verdict: Verdict) -> str:
     """A sentence (HTML) on recipes that are as good, or that the seeds do not tell apart."""
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
-    others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
-    return f" {others} it{at_equal_time(verdict.time)}." if others else ""
+    others = ", ".join(f"{many(n, 'other recipe')} {what} it" for n, what in counts if n)
+    return f" {others}{at_equal_time(verdict.time)}." if others else ""
 
 
 def _cost(verdict: Verdict) -> str:

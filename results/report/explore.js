@@ -197,8 +197,9 @@ const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) =
 const soon = i => Number.isFinite(C.time_to_quality[i]) ? ratio(C.time_to_quality[i])
   : Number.isNaN(C.time_to_quality[i]) ? "–" : "not with 4 × its tokens";
 // Below this line a recipe is at BF16's loss sooner than BF16: its gap is worth less than the time that it saves.
-const breakEven = (slope, range, top) => {
-  const from = Math.max(range[0], Math.exp(-top / slope)), to = Math.min(range[1], 1), points = [];
+const breakEven = (slope, range, bottom, top) => {
+  const at = gap => Math.exp(-gap / slope), points = [];
+  const from = Math.max(range[0], at(top)), to = Math.min(range[1], at(Math.max(bottom, 0)));
   for (let k = 0; from < to && k <= 60; k++) points.push(from + (to - from) * k / 60);
   return {type: "scatter", mode: "lines", name: "below: BF16's loss in less than BF16's time", hoverinfo: "skip",
     x: points, y: points.map(x => -slope * Math.log(x)), line: {width: 1.5, dash: "dash", color: "var(--fg)"}};
@@ -277,7 +278,7 @@ const figure = () => {
   const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
   const blown = put(able.filter(i => C.note[i] === 1), () => high + 0.09 * span);
   const few = others.length <= 60;
-  const even = axis.name === "overhead" && slope !== null ? [breakEven(slope, range, high)] : [];
+  const even = axis.name === "overhead" && slope !== null ? [breakEven(slope, range, low, high)] : [];
   const traces = [
     ...even,
     {...marks(others, "other recipe", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
