@@ -19,7 +19,7 @@ from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned, workers
 from fp4dse.tasks.tuned.decay import add_decay, further
 from fp4dse.tasks.tuned.page import page, untuned
-from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, WANTED, is_open, resolution
 from fp4dse.tasks.tuned.trainer import Trainer, representatives
 from fp4dse.tasks.tuned.tune import has_all, kept, main, merged, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
@@ -122,6 +122,13 @@ def test_a_resolution_is_that_of_paired_logarithms():
     assert found.ratio == pytest.approx(found.gap / found.gap_sd)
     assert not found.tells_apart()
     assert resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, 2.201], mxfp4=[1.2, 2.4])).tells_apart()
+
+
+def test_a_preset_of_vision_resolves_on_a_cpu():
+    found = tuned("vision", "teacher")
+    assert found.device == "cpu"
+    assert resolution(found).ratio >= WANTED
+    assert resolution(found).tells_apart(len(found.fresh_seeds))
 
 
 def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_studies():
