@@ -41,7 +41,8 @@ class Model(msgspec.Struct, frozen=True):
 
 class ImagePreset(msgspec.Struct, frozen=True):
     """A model with its training numbers. images: of the data set whose epochs `epochs` counts, until a path is given.
-    size: what images in files of their own are scaled to, unless the path says otherwise. eval_rows: as in Task.
+    size: what images in files of their own are scaled to, unless the path says otherwise. eval_rows,
+    weight_decay, clip: as in Task.
     shapes: the procedural images that it is on, if any; drawn: those that it takes where nobody says which."""
 
     model: Model
@@ -55,6 +56,8 @@ class ImagePreset(msgspec.Struct, frozen=True):
     data: Callable[[], Images] = digits
     size: int | None = None
     eval_rows: int = 512
+    weight_decay: float = 0.0
+    clip: float | None = None
     shapes: Shapes | None = None
     drawn: Shapes = SMALL
 
@@ -88,7 +91,7 @@ class ImagePreset(msgspec.Struct, frozen=True):
             raise ConfigError(f"classes in {path}", images.classes, f"{classes} or more")
         if n < self.batch:
             raise ConfigError(f"training images in {path}", n, f"{self.batch} or more, a batch of {name}")
-        return msgspec.structs.replace(self, data=data, images=n)
+        return msgspec.structs.replace(self, data=data, images=n, shapes=None)
 
     def _on_shapes(self, shapes: Shapes) -> Self:
         """On as many images as its steps read, so that none is read twice, unless these were too many to keep."""
@@ -108,6 +111,8 @@ class ImagePreset(msgspec.Struct, frozen=True):
             lr=self.lr,
             betas=self.betas,
             decay=self.decay,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
             eval_rows=self.eval_rows,
             **of_family,
         )

@@ -21,6 +21,7 @@ SECONDS = {
     "vision:smoke": 0.2,
     "vision:quickstart": 0.7,
     "vision:small": 6.0,
+    "vision:teacher": 2.0,
     "vision:resnet-smoke": 0.6,
     "vision:resnet-small": 11.0,
     "vision:cnn-smoke": 0.2,

@@ -195,6 +195,8 @@ class Shapes(msgspec.Struct, frozen=True):
 
 SMALL, GREY, COLOURED, LARGE = Shapes(16, 1, 16, turn=10, invert=20), Shapes(32), Shapes(32, 3), Shapes(64, 3)
 """In place of the digits, of MNIST, of CIFAR-10 and of photographs."""
+MANY = msgspec.structs.replace(SMALL, classes=64)
+"""For a model with more outputs."""
 HIDDEN = msgspec.structs.replace(SMALL, clutter=60, occluders=2, noise=20)
 """For longer training, which drives the loss on SMALL to a few hundredths, where recipes are not told apart."""
 

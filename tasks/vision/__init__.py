@@ -1,8 +1,8 @@
 """Vision: images and their classes, for three kinds of models.
 
 Data: the 1,797 real 8×8 digits that scikit-learn ships, a fixed fifth held out, a path (tasks/data/images.py), or
-procedural images (tasks/data/shapes.py). Pixels are centred and divided by their standard deviation, per channel, as a
-batch is prepared.
+procedural images (tasks/data/shapes.py), whose classes a teacher gives in one preset (teacher_student.py). Pixels are
+centred and divided by their standard deviation, per channel, as a batch is prepared.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.data.shapes import COLOURED, GREY, HIDDEN, LARGE, Shapes
+from fp4dse.tasks.data.shapes import COLOURED, GREY, HIDDEN, LARGE, MANY, NAME, Shapes
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.image_preset import ImagePreset, Model, needed
 from fp4dse.tasks.losses import correct, cross_entropy
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet
+from fp4dse.tasks.vision.teacher_student import taught
 from fp4dse.tasks.vision.vit import vit
 
 REV = 5
@@ -38,6 +39,9 @@ SIZES = {
     "small": ImagePreset(vit(4, 64, 2, 4), 64, 3e-3, 400),
     "medium": ImagePreset(vit(4, 128, 4, 4), 256, 2e-3, 2000, drawn=HIDDEN),
     "vit-paper": _paper(vit(4, 256, 6, 4), 50_000, CIFAR),
+    "teacher": ImagePreset(vit(8, 64, 1, 4), 64, 4e-3, 240, weight_decay=0.1, clip=1.0, drawn=MANY).on(
+        NAME, "vision:teacher"
+    ),
     "resnet-smoke": ImagePreset(resnet((8, 16), (1, 1)), 32, 1e-2, 40),
     "resnet-small": ImagePreset(resnet((16, 32, 32), (1, 1, 1)), 64, 5e-3, 300),
     "resnet-medium": ImagePreset(resnet((32, 64, 128), (1, 1, 1)), 128, 2e-3, 1500, drawn=HIDDEN),
@@ -58,6 +62,9 @@ SIZES = {
 """`smoke`, `quickstart` and `small` are the transformer. The paper's own are cnn-mnist-paper (MNIST), cnn-paper
 (CIFAR-10) and resnet-paper (ImageNet-100, torchvision's ResNet-18 with its 1,000 outputs)."""
 
+TAUGHT = {"teacher": 0.5}
+"""Presets whose classes a teacher gives, and the noise of their start (teacher_student.py)."""
+
 
 def standardized(data: Callable[[], Images], x: Tensor, y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
     """Pixels uint8 [L, B, H, W, C] as float32 of mean 0 and variance 1 over the data set, and the labels."""
@@ -77,7 +84,7 @@ def on_data(preset: str, path: str) -> Task:
 
 
 def _task(preset: str, size: ImagePreset) -> Task:
-    return size.task(
+    task = size.task(
         name="vision",
         preset=preset,
         rev=REV,
@@ -87,6 +94,7 @@ def _task(preset: str, size: ImagePreset) -> Task:
         metrics={"accuracy": correct},
         better="higher",
     )
+    return taught(task, size.model, size.data, TAUGHT[preset]) if preset in TAUGHT else task
 
 
 PRESETS = {name: _task(name, size) for name, size in SIZES.items()}

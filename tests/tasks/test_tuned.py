@@ -12,14 +12,17 @@ from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_files
 from fp4dse.dse.attention import Attention, KeyGradient, Scores
 from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
+from fp4dse.results.stats.paired import SETTING
+from fp4dse.sweeps.jobs.rows import lane_id, task_context
 from fp4dse.tasks import facts_of, get_task
 from fp4dse.tasks.catalogue import TASKS
+from fp4dse.tasks.environment import environment
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned, workers
 from fp4dse.tasks.tuned.decay import add_decay, further
 from fp4dse.tasks.tuned.page import page, untuned
-from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, WANTED, is_open, resolution
 from fp4dse.tasks.tuned.trainer import Trainer, representatives
 from fp4dse.tasks.tuned.tune import has_all, kept, main, merged, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
@@ -122,6 +125,25 @@ def test_a_resolution_is_that_of_paired_logarithms():
     assert found.ratio == pytest.approx(found.gap / found.gap_sd)
     assert not found.tells_apart()
     assert resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, 2.201], mxfp4=[1.2, 2.4])).tells_apart()
+
+
+def test_a_preset_of_vision_resolves_on_a_cpu():
+    found = tuned("vision", "teacher")
+    assert found.device == "cpu"
+    assert resolution(found).ratio >= WANTED
+    assert resolution(found).tells_apart(len(found.fresh_seeds))
+
+
+def test_rows_of_the_mlp_before_its_weight_decay_are_compared_with_none_after():
+    task = get_task("regression", "mlp")
+    revisions = {preset: of.rev for preset, of in TASKS["regression"].items() if preset != "mlp"}
+    assert {*revisions.values()} == {1}  # those of the others stay
+    before = msgspec.structs.replace(facts_of(task), rev=1)
+    contexts = [task_context(facts, environment("cpu", 1)) for facts in (before, facts_of(task))]
+    ids = {lane_id(Lane(Recipe.named("bf16"), 2e-3, 0), context) for context in contexts}
+    assert len(ids) == 2
+    settings = [[context[column] for column in SETTING] for context in contexts]
+    assert settings[0] != settings[1]
 
 
 def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_studies():
