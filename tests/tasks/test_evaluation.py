@@ -181,6 +181,7 @@ SET_ONCE = {
     "tasks/engine/population.py: _enter": "for the whole step",
     "tasks/own/one_by_one.py: of_lane": "a lane's follow those of all",
     "tasks/teacher.py: __init__": "numerics that are made there",
+    "tasks/vision/teacher_student.py: _outputs": "numerics that are made there",
 }
 """Functions that set a mode of numerics without a `with` block, each with the reason why none is left behind."""
 
