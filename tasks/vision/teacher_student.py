@@ -72,17 +72,15 @@ def teacher_student(
     """Images and the teacher's logits for them, shared by all seeds; the start of each seed."""
     images = data()
     model.check(images)
-    weights, train, held_out = _teacher(model, data, prepare, len(images.train), len(images.held_out))
+    weights, train, held_out = _teacher(model, data, prepare)
     drawn = model.init(images, seeds)
     start = {name: weights[name] + noise * value for name, value in drawn.items()}
     return Problem(images.train[None], train[None], images.held_out[None], held_out[None], start)
 
 
 @cache
-def _teacher(
-    model: Model, data: Callable[[], Images], prepare: Prepare, count: int, held: int
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Weights [1, …] of the teacher; its logits [n, classes] for the `count` images to train on and the `held` ones.
+def _teacher(model: Model, data: Callable[[], Images], prepare: Prepare) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Weights [1, …] of the teacher; its logits [n, classes] for the images to train on and those held out.
 
     Its head is drawn as any, less what it says of the mean of the features h, so that without a bias the mean of the
     logits is zero: W - (W m) mᵀ/|m|², m the mean of h; and then times what gives the logits their deviation.

@@ -12,6 +12,7 @@ from fp4dse.tasks import Lane, get_task, train, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.shapes import Shapes
 from fp4dse.tasks.task import with_steps
+from fp4dse.tasks.vision import teacher_student
 from fp4dse.tasks.vision.teacher_student import SCALE, agrees, divergence, taught
 
 DATA = "shapes?classes=6"
@@ -19,7 +20,14 @@ DATA = "shapes?classes=6"
 
 @pytest.fixture
 def few(monkeypatch):
+    """128 held-out images, of which neither the tests before know nor those behind."""
+    remembered = shapes.load_shapes, teacher_student._teacher
     monkeypatch.setattr(shapes, "HELD", 128)
+    for made_once in remembered:
+        made_once.cache_clear()
+    yield
+    for made_once in remembered:
+        made_once.cache_clear()
 
 
 def made(noise):
