@@ -2,7 +2,8 @@
 interpreter takes one to three seconds of a core to import them.
 
 For tests of what happens to a process, or of what it leaves. What a fresh one imports, or how it starts, needs a fresh
-one. A fork copies one thread alone: what the other threads of the tests' process did is not waited for in the child.
+one. A fork copies one thread alone, so the child may wait for ever for those that torch has computed with: it may be
+used where torch has one thread, as `make test` gives it, or where the child computes with one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Forked:
     """A process that calls `function` and ends, as much of subprocess.Popen as tests use.
 
     function: its integer is the exit code; so is that of a SystemExit, and 1 is that of any other exception, whose
-    traceback goes to standard error. stdin, stdout, stderr: as of Popen, PIPE or a file; variables: added to its
-    environment.
+    traceback goes to standard error. stdin: PIPE, or that of the tests; stdout: PIPE, DEVNULL or a file; stderr: a
+    file; variables: added to its environment.
     """
 
     def __init__(

@@ -58,14 +58,17 @@ def ratio_table() -> str:
 
 
 def error_table() -> str:
-    """The held-back ratios in four numbers: all, those of whole models against BF16, those that share no run with what
-    was used to fit, and by chip."""
+    """The held-back ratios in four numbers: all, those of whole models against BF16, of these those in FP4, those that
+    share no run with what was used to fit, and by chip."""
     rows = ratios()
     models = [row for row in rows if row.shape in model_names()]
     parts = {
         "all": rows,
         "of whole models": models,
         "of whole models, against BF16": [row for row in models if "against BF16" in row.what],
+        "of whole models in FP4, against BF16": [
+            row for row in models if "against BF16" in row.what and re.search("NVFP4|MXFP4", row.what)
+        ],
         "of two runs neither of which was used": [row for row in rows if not row.over_is_fitted],
         **{f"on `{chip}`": [row for row in rows if row.chip == chip] for chip in sorted({row.chip for row in rows})},
     }

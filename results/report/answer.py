@@ -22,9 +22,9 @@ from fp4dse.results.stats.recipes.verdict import (
     Against,
     Confirmed,
     Verdict,
-    at_equal_time,
     bf16_words,
     front_words,
+    held_against,
 )
 from fp4dse.results.text.ratios import noun
 
@@ -120,7 +120,7 @@ def _confirmed(new: Confirmed) -> str:
     says += f"choosing it ({number(new.chosen_on)} others did): "
     says += _beside_bf16(new.bf16, new.margin)
     count = many(new.open, "other candidate")
-    return f"{says}. {count} not told apart from it{at_equal_time(new.time)}." if new.open else f"{says}."
+    return f"{says}. {count} not told apart from it{held_against(new.by_time)}." if new.open else f"{says}."
 
 
 def _sentence(text: str) -> str:
@@ -154,7 +154,7 @@ def _rivals(verdict: Verdict) -> str:
     """A sentence (HTML) on recipes that are as good, or that the seeds do not tell apart."""
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what} it" for n, what in counts if n)
-    return f" {others}{at_equal_time(verdict.time)}." if others else ""
+    return f" {others}{held_against(verdict.by_time)}." if others else ""
 
 
 def _cost(verdict: Verdict) -> str:
@@ -172,10 +172,11 @@ def _time(time: Time) -> str:
         return ""
     if math.isinf(time.mean):
         return f" BF16's loss: <b>not with {1 / FARTHEST:g} times its tokens</b>."
-    mean, low, high = (number(share, f"{100 * share:.0f}") for share in time)
+    mean, low, high = (number(share, f"{100 * share:.0f}") for share in time[:3])
     ends = "" if math.isnan(time.low) else f" ({low} to {high}&nbsp;%)"
     ends = f" ({low}&nbsp;% or more)" if math.isinf(time.high) else ends
-    return f" BF16's loss in <b>{mean}&nbsp;%</b>{ends} of its time, more tokens making up for the gap."
+    about = "roughly " if time.rough else ""
+    return f" BF16's loss in {about}<b>{mean}&nbsp;%</b>{ends} of its time, more tokens making up for the gap."
 
 
 def _band(band: Sequence[float]) -> str:

@@ -199,7 +199,7 @@ const soon = i => Number.isFinite(C.time_to_quality[i]) ? ratio(C.time_to_qualit
 // Below this line a recipe is at BF16's loss sooner than BF16: its gap is worth less than the time that it saves.
 const breakEven = (slope, range, bottom, top) => {
   const at = gap => Math.exp(-gap / slope), points = [];
-  const from = Math.max(range[0], at(top)), to = Math.min(range[1], at(Math.max(bottom, 0)));
+  const from = Math.max(range[0], at(top)), to = Math.min(range[1], at(bottom));
   for (let k = 0; from < to && k <= 60; k++) points.push(from + (to - from) * k / 60);
   return {type: "scatter", mode: "lines", name: "below: BF16's loss in less than BF16's time", hoverinfo: "skip",
     x: points, y: points.map(x => -slope * Math.log(x)), line: {width: 1.5, dash: "dash", color: "var(--fg)"}};
@@ -278,9 +278,9 @@ const figure = () => {
   const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
   const blown = put(able.filter(i => C.note[i] === 1), () => high + 0.09 * span);
   const few = others.length <= 60;
-  const even = axis.name === "overhead" && slope !== null ? [breakEven(slope, range, low, high)] : [];
+  const asSoon = axis.name === "overhead" && slope !== null ? [breakEven(slope, range, low, high)] : [];
   const traces = [
-    ...even,
+    ...asSoon,
     {...marks(others, "other recipe", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
     marks(far, `${far.length} far above, not to scale`, "triangle-up-open", "var(--muted)", 9),
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),

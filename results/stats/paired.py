@@ -55,7 +55,7 @@ MEASURED = ["measured", "measured_of"]
 
 MARGINS = ["margin", "margin_of"]
 """The margin of equivalence of a row's setting, a log ratio: how close two losses must be to count as the same. And
-what it is from (margins.py)."""
+what it is from (tokens_worth.py)."""
 
 NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status"]
 NEEDED += ["val_loss", "val_loss_bf16", "val_metric", "metric_name", "gap_unit", STAGE]

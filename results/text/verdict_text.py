@@ -11,8 +11,8 @@ from fp4dse.results.stats.recipes.verdict import (
     EXPECTED_WORDS,
     Confirmed,
     Verdict,
-    at_equal_time,
     bf16_words,
+    held_against,
     ranked_by,
     time_words,
 )
@@ -60,7 +60,7 @@ def _sure(verdict: Verdict) -> str:
         return ""
     says = [verdict.sure()]
     if verdict.open:
-        other = f"{counted(verdict.open, 'other recipe')} not told apart from it{at_equal_time(verdict.time)}"
+        other = f"{counted(verdict.open, 'other recipe')} not told apart from it{held_against(verdict.by_time)}"
         if math.isfinite(verdict.more_seeds):
             other += f" ({counted(int(verdict.more_seeds), 'more seed')} would settle the nearest)"
         says.append(other)
@@ -70,14 +70,14 @@ def _sure(verdict: Verdict) -> str:
 def confirmed_text(new: Confirmed, called: Labels) -> str:
     """The recipe that fresh seeds chose, and its loss on those that did not choose, as a sentence."""
     moved = change_with_range(new.gap, new.gap_low, new.gap_high)
-    why, seeds = ranked_by(new.time), counted(new.chosen_on + new.estimated_on, "fresh seed")
+    why, seeds = ranked_by(new.by_time), counted(new.chosen_on + new.estimated_on, "fresh seed")
     chosen = f"confirmed on {seeds}: {why} on {new.chosen_on} of them"
     return f"{called.of(new.label)}, {chosen}, {moved} against BF16 on the other {new.estimated_on}."
 
 
 def _sure_when_confirmed(new: Confirmed) -> str:
     count = counted(new.open, "other candidate")
-    others = f"; {count} not told apart from it{at_equal_time(new.time)}" if new.open else ""
+    others = f"; {count} not told apart from it{held_against(new.by_time)}" if new.open else ""
     return f"{bf16_words(new.bf16, new.margin)}{others}."
 
 

@@ -16,8 +16,9 @@ from fp4dse.results.stats.estimates.intervals import paired_interval
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.candidates import candidates
-from fp4dse.results.stats.recipes.equal_time import at_equal_time
+from fp4dse.results.stats.recipes.equal_time import at_equal_time, ranking, slope_of
 from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.margins import margin_of
 from fp4dse.results.stats.recipes.pareto import worth_naming
 from fp4dse.results.stats.recipes.summary import summarize
 from fp4dse.results.stats.stages import fresh
@@ -26,7 +27,7 @@ LEAST_SEEDS = 4
 """Two that choose and two that estimate: fewer give no interval."""
 _KEYS = [*SETTING, "config_id"]
 _JUDGED = ["seeds", "diverged", "gap", "gap_low", "gap_high", "chosen_on", "estimated_on", "choice", "estimate"]
-_JUDGED += ["low", "high", "best", "recommended", "verdict"]
+_JUDGED += ["low", "high", "best", "recommended", "ranked_by", "verdict"]
 COLUMNS = [*SETTING, "config_id", "label", "lr", OVERHEAD, "behind", "screened", "screened_low", "screened_high"]
 COLUMNS += [*_JUDGED, "moved"]
 
@@ -38,10 +39,10 @@ def confirmed(runs: pd.DataFrame) -> pd.DataFrame:
     screened_low, screened_high (the gap of its screened seeds), seeds, diverged (fresh ones), gap, gap_low, gap_high
     (mean over the fresh seeds, 95 %), chosen_on, estimated_on (seeds of the two halves), choice (mean gap of the first
     half), estimate, low, high (of the other, 95 %), best (the lowest choice of those that finished on all fresh seeds,
-    and save time against BF16 if any does), recommended (of these the one that is nearest to BF16's loss after BF16's
-    time on that half, or furthest below it, see equal_time.py), verdict (against the recommended one at equal time on
-    the other half, as of `against`), moved (gap - screened). Where nothing was confirmed the columns of fresh seeds are
-    NaN.
+    and save time against BF16 if any does), recommended (of these the first of `ranking`, see equal_time.py, on that
+    half), ranked_by (`time` to BF16's loss or `loss`), verdict (against the recommended one on the other half, at equal
+    time if ranked by time, as of `against`), moved (gap - screened). Where nothing was confirmed the columns of fresh
+    seeds are NaN.
     """
     new = fresh(runs)
     listed = candidates(runs).drop(columns="same_bits")
@@ -89,23 +90,25 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     out.loc[out["diverged"].gt(0), ["gap", "gap_low", "gap_high"]] = [np.inf, np.nan, np.nan]
     out = out.assign(chosen_on=half, estimated_on=len(seeds) - half, choice=np.nan, best=False, recommended=False)
     out[["estimate", "low", "high"]] = np.nan
-    out["verdict"] = None
+    out["verdict"] = out["ranked_by"] = None
     whole = np.isfinite(gaps).all(axis=1)
     if not half or not whole.any():
         return out
     out.loc[whole, "choice"] = gaps[whole, :half].mean(axis=1)
     estimates = paired_interval(gaps[whole, half:], shares)
     out.loc[whole, ["estimate", "low", "high"]] = estimates[["mean", "low", "high"]].to_numpy()
-    able = at_equal_time(rows[rows["config_id"].isin(recipes[whole])])
+    able = rows[rows["config_id"].isin(recipes[whole])]
     first, other = (able[able["seed"].isin(part)] for part in (seeds[:half], seeds[half:]))
-    ranked = summarize(first)
-    named = worth_naming(ranked[OVERHEAD], ranked["seeds"], bf16_cost(first))
-    ranked = ranked[named].sort_values(["gap", OVERHEAD], kind="stable")
-    if ranked.empty or not np.isfinite(ranked["gap"].iloc[0]):
+    named = summarize(first)
+    named = named[worth_naming(named[OVERHEAD], named["seeds"], bf16_cost(first)) & np.isfinite(named["gap"])]
+    if named.empty:
         return out
-    chosen = ranked["config_id"].iloc[0]
-    lowest = out.loc[out["config_id"].isin(ranked["config_id"]), "choice"].idxmin()
-    versus = against(other, chosen).set_index("config_id")["verdict"]
-    out["best"], out["recommended"] = out.index == lowest, out["config_id"].eq(chosen)
+    rank, slope = ranking(named["gap"], named[OVERHEAD], slope_of(margin_of(first)))
+    chosen = named.assign(rank=rank).sort_values(["rank", OVERHEAD], kind="stable")["config_id"].iloc[0]
+    moved = at_equal_time(other, pd.Series(slope, other["setting"].unique()))
+    versus = against(moved, chosen).set_index("config_id")["verdict"]
+    out["best"] = out["config_id"].eq(named.sort_values("gap", kind="stable")["config_id"].iloc[0])
+    out["recommended"] = out["config_id"].eq(chosen)
+    out["ranked_by"] = "loss" if np.isnan(slope) else "time"
     out["verdict"] = out["config_id"].map(versus).astype(object).where(lambda found: found.notna(), None)
     return out

@@ -10,11 +10,11 @@ worth. BF16's own training says that (tokens_worth.py): its margin is what MORE 
 The last is the time to quality of arXiv 2610.00053, (1 + τ) · overhead, where τ is the share of tokens more than
 BF16's. The two say the same: a recipe whose gap at equal time is below 0 reaches BF16's loss in less than BF16's time.
 Both take it that more tokens do for a recipe what they do for BF16, and that the slope holds as far as the gap reaches:
-of a gap as large as that of BF16 with less than FARTHEST of its tokens, which is as far as training curves are asked,
-no time is told.
+a gap as large as that of BF16 with less than FARTHEST of its tokens, which is as far as training curves are asked, is
+out of reach, and no time is told; nor is one told that fewer than FARTHEST of the tokens would take.
 
 Where nothing is known of what tokens are worth (a margin that is assumed, points of accuracy) there is no such time;
-there, and in settings where no recipe's gap is within reach, the gap at equal time is the gap as it is.
+there, and where all gaps are out of reach, recipes are ranked by their gaps.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Time(NamedTuple):
     """NaN if nothing tells what tokens are worth, inf if the gap is further than FARTHEST."""
     low: float
     high: float
+    rough: bool
+    """The worth of tokens is from one training curve."""
 
 
 def slope_of(margin: Margin) -> float:
@@ -63,15 +65,16 @@ def slopes(rows: pd.DataFrame) -> NDArray[np.float64]:
 def times_to_quality(gap: pd.Series, overhead: pd.Series, slope: NDArray[np.float64]) -> NDArray[np.float64]:
     """The modelled time to BF16's loss, [n], BF16 = 1; as in `Time`. gap: log ratios; slope: of `slopes`."""
     tokens = gap.to_numpy(float) / slope  # the log of their share of BF16's
-    with np.errstate(over="ignore"):
-        time = overhead.to_numpy(float) * np.exp(tokens)
+    time = overhead.to_numpy(float) * np.exp(np.clip(tokens, math.log(FARTHEST), -math.log(FARTHEST)))
     return np.where(tokens > -math.log(FARTHEST), np.inf, time)
 
 
 def time_to_quality(gap: float, gap_low: float, gap_high: float, overhead: float, margin: Margin) -> Time:
     """The time of one recipe, by its gap, a log ratio, with its interval."""
     gaps = pd.Series([gap, gap_low, gap_high])
-    return Time(*times_to_quality(gaps, pd.Series([overhead] * 3), np.full(3, slope_of(margin))).tolist())
+    times = times_to_quality(gaps, pd.Series([overhead] * 3), np.full(3, slope_of(margin)))
+    mean, low, high = times.tolist()
+    return Time(mean, low, high, margin.of.startswith(BY_CURVE))
 
 
 def credit(overhead: pd.Series, slope: NDArray[np.float64] | float) -> pd.Series:
@@ -81,19 +84,23 @@ def credit(overhead: pd.Series, slope: NDArray[np.float64] | float) -> pd.Series
     return (slope * np.log(known.where(known.gt(0)))).fillna(0.0)
 
 
-def exchange(rows: pd.DataFrame) -> NDArray[np.float64]:
-    """`slopes` of rows, [n]; NaN in settings where the mean gap of no recipe that quantizes is within reach.
+def ranking(gap: pd.Series, overhead: pd.Series, slope: float) -> tuple[pd.Series, float]:
+    """The number by which recipes are ranked, the lowest first, and the slope that it is by.
 
-    rows: of `rows_at_best_lr`."""
-    slope = pd.Series(slopes(rows), rows.index)
-    tried = rows[rows["points"].gt(0)]
-    lowest = tried.groupby(["setting", "config_id"])["gap"].mean().groupby("setting").min()
-    return np.asarray(slope.where(rows["setting"].map(lowest) <= -math.log(FARTHEST) * slope))
+    It is the gap at equal time, inf where the gap is out of reach. Where all are, or the slope is not known, it is the
+    gap as it is, and the slope NaN. gap: log ratios.
+    """
+    near = gap <= -math.log(FARTHEST) * slope
+    if not near.any():
+        return gap, math.nan
+    return (gap + credit(overhead, slope)).where(near, np.inf), slope
 
 
-def at_equal_time(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with loss and gap as they would be after BF16's time. rows: of `rows_at_best_lr`."""
+def at_equal_time(rows: pd.DataFrame, slope: pd.Series) -> pd.DataFrame:
+    """The rows with loss and gap as they would be after BF16's time. rows: of `rows_at_best_lr`; slope: of each of the
+    values of `setting`, NaN where rows stay as they are."""
     if OVERHEAD not in rows:
         return rows
-    by = credit(on_one_scale(rows, OVERHEAD), exchange(rows))
+    overhead = on_one_scale(rows, OVERHEAD).groupby([rows["setting"], rows["config_id"]]).transform("mean")
+    by = credit(overhead, rows["setting"].map(slope).to_numpy(float))
     return rows.assign(loss=rows["loss"] * np.exp(by), gap=rows["gap"] + by)

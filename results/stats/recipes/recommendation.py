@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fp4dse.dse.agreement import warning
 from fp4dse.dse.cost import BAND
@@ -25,7 +26,7 @@ from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, PLAIN, SETTING, bf16_cost, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, credit, exchange, time_to_quality
+from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, ranking, slope_of, time_to_quality
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
 from fp4dse.results.stats.recipes.margins import Margin, margin_of
@@ -43,7 +44,7 @@ CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
 
 _TEXTS = ["config_id", "name", "baseline_id"]
-_GAPS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "gap_matched", "at_time"]
+_GAPS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "gap_matched"]
 NO_RECIPE = pd.Series(
     {"label": "", "pairs": 0, **dict.fromkeys(_TEXTS), **dict.fromkeys([*_GAPS, *CHANCE, OVERHEAD, *BAND], math.nan)}
 )
@@ -89,12 +90,19 @@ def verdicts_from(
         for setting, lines in recipes.groupby(list(SETTING), sort=False)
     }
     picks = {setting: one.ranked["config_id"].iloc[0] for setting, one in each.items() if len(one.ranked)}
-    versus = against(at_equal_time(rows), picks, varied=varied)
+    slopes = pd.Series({one.rows["setting"].iloc[0]: one.slope for one in each.values()}, dtype=float)
+    versus = against(at_equal_time(rows, slopes), picks, varied=varied)
     others = dict(iter(versus.groupby(list(SETTING), sort=False, observed=True)))
     found = []
     for setting, one in each.items():
         screened = _verdict(setting, one, others.get(setting, versus.iloc[:0]))
-        found.append(screened._replace(confirmed=_confirmed(one.new, screened.margin)))
+        new = _confirmed(one.new, screened.margin)
+        first = new or screened
+        line = one.lines[one.lines["config_id"].eq(first.config_id)]
+        says = screened.warnings
+        if len(line):
+            says = (*_of_the_recipe(line.iloc[0], first.time, one.plain), *says)
+        found.append(screened._replace(confirmed=new, warnings=says))
     return found
 
 
@@ -116,18 +124,43 @@ class _Setting:
         return self.lines[~self.lines["is_baseline"]]
 
     @cached_property
+    def plain(self) -> set[str]:
+        """config_ids of BF16 without a training side of its own."""
+        return {PLAIN, *self.lines.loc[self.lines["is_baseline"], "config_id"]}
+
+    @cached_property
     def finite(self) -> pd.DataFrame:
-        """Those that quantize and have a gap, with the one that is expected at equal time, the lowest first."""
+        """Those that quantize and have a gap."""
         found = self.tried[self.tried["points"].gt(0) & np.isfinite(self.tried["gap"].astype(float))]
-        expected = found["expected"].fillna(found["gap"]).astype(float)
-        slope = exchange(self.rows)[0]
-        found = found.assign(at_time=expected + credit(found[OVERHEAD], slope))
-        return found.sort_values(["at_time", OVERHEAD], kind="stable")
+        return found.assign(expected=found["expected"].fillna(found["gap"]).astype(float))
+
+    @cached_property
+    def named(self) -> NDArray[np.bool_]:
+        """[finite]: those that may be recommended."""
+        return worth_naming(self.finite[OVERHEAD], self.finite["seeds"], bf16_cost(self.rows))
+
+    @cached_property
+    def slope(self) -> float:
+        """The worth of tokens by which recipes are ranked; NaN where they are ranked by their gaps."""
+        able = self.finite[self.named]
+        return ranking(able["expected"], able[OVERHEAD], slope_of(self.margin))[1]
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """Those that may be recommended."""
-        return self.finite[worth_naming(self.finite[OVERHEAD], self.finite["seeds"], bf16_cost(self.rows))]
+        """Those that may be recommended, the first of them is."""
+        return self._by_rank(self.finite[self.named])
+
+    def slower(self) -> int:
+        """The number of those that save no time, and would be ranked before the first that does."""
+        if self.ranked.empty or not self.ranked[OVERHEAD].iloc[0] <= 1 - LEAST_SAVING:
+            return 0
+        often = self.finite[self.finite["seeds"].ge(min(2, self.finite["seeds"].max()))]
+        before = self._by_rank(often)["rank"].lt(self.ranked["rank"].iloc[0])
+        return int((before & often[OVERHEAD].gt(1 - LEAST_SAVING)).sum())
+
+    def _by_rank(self, lines: pd.DataFrame) -> pd.DataFrame:
+        rank, _ = ranking(lines["expected"], lines[OVERHEAD], self.slope)
+        return lines.assign(rank=rank).sort_values(["rank", OVERHEAD], kind="stable")
 
 
 def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
@@ -147,6 +180,7 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
         margin=margin,
         overhead=float(pick[OVERHEAD]),
         time=time_to_quality(**gap, overhead=float(pick[OVERHEAD]), margin=margin),
+        by_time=pick["ranked_by"] == "time",
         finished=int(finished.sum()),
         diverged=int((~finished & lines["diverged"].gt(0)).sum()),
         missing=int((~finished & ~lines["diverged"].gt(0)).sum()),
@@ -168,7 +202,6 @@ def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Ve
     overhead = math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD])
     time = time_to_quality(**gap, overhead=overhead, margin=margin)
     priced = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
-    slower = of.finite["at_time"].lt(pick["at_time"]) & of.finite[OVERHEAD].gt(1 - LEAST_SAVING)
     return Verdict(
         setting=setting,
         config_id=pick["config_id"],
@@ -185,7 +218,8 @@ def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Ve
         axis=OVERHEAD,
         overhead_of=str(priced.iloc[-1]) if len(priced) else None,
         time=time,
-        slower=int(slower.sum()),
+        by_time=not math.isnan(of.slope),
+        slower=of.slower(),
         as_good=int(others["verdict"].eq("same").sum()),
         open=len(open_),
         more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,
@@ -197,9 +231,6 @@ def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Ve
         is_expected=math.isfinite(pick["expected_low"]),
         none="" if len(ranked) else _why_none(of.lines, tried, diverged),
         warnings=(
-            *_two_evaluations(pick),
-            *_trains_otherwise(pick),
-            *_takes_longer(time),
             *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
             *(_of_the_task(*setting[:3]) if len(ranked) else ()),
         ),
@@ -237,6 +268,11 @@ def _of_the_task(task: str, preset: str, dataset_digest: str) -> tuple[str, ...]
     return () if says is None else (says,)
 
 
+def _of_the_recipe(line: pd.Series, time: Time, plain: set[str]) -> tuple[str, ...]:
+    """Sentences on the recipe that is named first. line: of `summarize`; time: to BF16's loss, of its answer."""
+    return (*_two_evaluations(line), *_trains_otherwise(line, plain), *_takes_longer(time))
+
+
 def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:
     """A sentence where the recipe is on the other side of BF16 once both are evaluated in BF16, by more than chance
     each time."""
@@ -250,9 +286,10 @@ def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:
     )
 
 
-def _trains_otherwise(pick: pd.Series) -> tuple[str, ...]:
+def _trains_otherwise(pick: pd.Series, plain: set[str]) -> tuple[str, ...]:
     """A sentence where the recipe brings an optimizer, a clip or a schedule, which BF16 can have as well."""
-    if pick["baseline_id"] in (None, PLAIN) or not math.isfinite(pick["gap_matched"]):
+    of = pick["baseline_id"]
+    if pd.isna(of) or of in plain or not math.isfinite(pick["gap_matched"]):
         return ()
     return (
         "it changes the optimizer, the clip or the schedule as well: against BF16 with that its gap is "

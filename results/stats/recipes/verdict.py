@@ -55,6 +55,8 @@ class Confirmed(NamedTuple):
     overhead: float
     time: Time
     """To BF16's loss, by the gap above."""
+    by_time: bool
+    """It was chosen by that time, not by the loss."""
     finished: int
     """Candidates that finished on all fresh seeds."""
     diverged: int
@@ -99,6 +101,8 @@ class Verdict(NamedTuple):
     """Model, chip and revision that the overhead is of."""
     time: Time
     """To BF16's loss, by the gap above."""
+    by_time: bool
+    """Recipes are ranked by that time, not by the loss."""
     slower: int
     """Recipes with a lower gap at equal time that save no time against BF16, and are not recommended."""
     as_good: int
@@ -131,7 +135,7 @@ class Verdict(NamedTuple):
     @property
     def why(self) -> str:
         """`the lowest loss`, or `the least time to BF16's loss`; of which recipes is said where not of all."""
-        return f"{ranked_by(self.time)} of those that save time" if self.slower else ranked_by(self.time)
+        return f"{ranked_by(self.by_time)} of those that save time" if self.slower else ranked_by(self.by_time)
 
     def sure(self) -> str:
         """The certainty in words, without a full stop; empty without a recipe."""
@@ -141,15 +145,14 @@ class Verdict(NamedTuple):
         return bf16_words(self.bf16, self.margin) + front
 
 
-def ranked_by(time: Time) -> str:
-    """Why a recipe is the one to use: `the least time to BF16's loss`, or, where nobody knows that time or it is out of
-    reach, `the lowest loss`."""
-    return "the least time to BF16's loss" if math.isfinite(time.mean) else best()
+def ranked_by(by_time: bool) -> str:
+    """Why a recipe is the one to use: `the least time to BF16's loss`, or `the lowest loss`."""
+    return "the least time to BF16's loss" if by_time else best()
 
 
-def at_equal_time(time: Time) -> str:
-    """` at equal time`, as recipes are held against the one to use; empty where nobody knows the worth of time."""
-    return " at equal time" if math.isfinite(time.mean) else ""
+def held_against(by_time: bool) -> str:
+    """The words behind what is told apart from a recipe: ` at equal time`; none where recipes are ranked by loss."""
+    return " at equal time" if by_time else ""
 
 
 def time_words(time: Time) -> str:
@@ -160,7 +163,7 @@ def time_words(time: Time) -> str:
         return f"BF16's loss not with {1 / FARTHEST:g} times its tokens"
     ends = "" if math.isnan(time.low) else f" ({time.low:.2f} to {time.high:.2f})"
     ends = f" ({time.low:.2f} or more)" if math.isinf(time.high) else ends
-    return f"BF16's loss in {time.mean:.2f}{ends} of its time"
+    return f"BF16's loss in {'roughly ' if time.rough else ''}{time.mean:.2f}{ends} of its time"
 
 
 def bf16_words(bf16: Against, margin: Margin) -> str:

@@ -10,6 +10,7 @@ from fp4dse.results.bench.generated import generated
 from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
+from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.recipes.recommendation import verdicts
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
@@ -28,6 +29,22 @@ def study(seed: int = 0, **more) -> pd.DataFrame:
 def found() -> pd.DataFrame:
     """What is said of the study that most tests change."""
     return confirmed(study())
+
+
+def test_the_least_time_is_chosen_by_the_first_half_and_its_loss_is_that_of_the_other():
+    runs, slope = study(), 0.4
+    runs["overhead"] = 1.05 - runs["overhead"]  # the best is the dearest
+    runs = runs.assign(margin=slope * math.log(1.02), margin_of=BY_LAW)
+    found = confirmed(runs)
+    best, chosen = (line_of(found, name) for name in ("best", "recommended"))
+    first = found.dropna(subset="choice")
+    by_time = first["choice"] + slope * np.log(first["overhead"])
+    assert chosen["config_id"] == first["config_id"][by_time.idxmin()] != best["config_id"]
+    assert chosen["ranked_by"] == "time"
+    assert confirmed(study())["ranked_by"].dropna().unique() == ["loss"]
+    for factor in (1.5, 20.0):  # even out of reach of any number of tokens
+        later = changed(runs, runs["seed"].ge(1005) & ~runs["is_baseline"], factor)
+        assert line_of(confirmed(later), "recommended")["config_id"] == chosen["config_id"]
 
 
 def line_of(found: pd.DataFrame, name: str) -> pd.Series:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fp4dse.dse.agreement import agreements
-from fp4dse.results import open_store
+from fp4dse.results import add_gap, open_store
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.recipes.recommendation import verdicts
@@ -56,6 +56,46 @@ def test_where_no_gap_is_in_reach_of_four_times_the_tokens_it_is_the_lowest_loss
     assert (within.name, within.why) == ("mxfp4", "the least time to BF16's loss")
     assert (beyond.name, beyond.why, beyond.time.mean) == ("nvfp4", "the lowest loss", math.inf)
     assert beyond.open + beyond.as_good == 0  # MXFP4 is told apart by its loss; at equal time it would be ahead
+
+
+def test_one_recipe_within_reach_that_may_not_be_named_does_not_rank_the_others_by_time(runs):
+    """The words say by what the recipe was chosen, whatever its own time is."""
+    losses = {"bf16": [0.5, 0.51, 0.49], "fp4-all-the-way": [0.501, 0.511, 0.491], "nvfp4": [0.6, 0.61, 0.59]}
+    frame = runs(**losses, mxfp4=[0.61, 0.62, 0.6])
+    frame = priced(worth(frame, 0.1), nvfp4=0.95, mxfp4=0.55, **{"fp4-all-the-way": 1.0})
+    found = only(frame)
+    assert (found.name, found.by_time, found.why) == ("nvfp4", False, "the lowest loss of those that save time")
+    near = only(priced(worth(frame, 0.2), nvfp4=0.95, mxfp4=0.55, **{"fp4-all-the-way": 1.0}))
+    assert (near.name, near.by_time) == ("mxfp4", True)
+
+
+def test_no_recipe_is_one_of_those_that_save_time_where_none_does(runs):
+    frame = runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.51, 0.52, 0.5], mxfp4=[0.505])
+    found = only(priced(worth(frame, 0.1), nvfp4=1.02, mxfp4=1.0))
+    assert (found.name, found.slower, found.why) == ("nvfp4", 0, "the least time to BF16's loss")
+
+
+def test_what_is_said_of_the_recipe_is_said_of_the_one_that_is_named_first(runs):
+    """Screened it takes longer than BF16 to its loss, and less on fresh seeds."""
+    losses = {"bf16": [0.5] * 11, "nvfp4": [0.53, 0.531, 0.529] + [0.501, 0.502, 0.5015, 0.5012] * 2}
+    frame = priced(worth(runs(**losses), 0.2), nvfp4=0.9)
+    late = frame["seed"].ge(3)
+    frame = frame.assign(stage=late.map({True: "confirm", False: None}))
+    words = "no recipe that saves time in a step is expected to reach BF16's loss in less time than BF16"
+    assert words in only(frame[~late]).warnings
+    found = only(frame)
+    assert found.confirmed.time.mean < 1 < found.time.mean
+    assert words not in found.warnings
+
+
+def test_a_recipe_that_trains_otherwise_is_beside_bf16_that_does_too(runs):
+    frame = runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.45, 0.46, 0.44], mxfp4=[0.6, 0.61, 0.59])
+    with_it = frame["recipe_name"].eq("nvfp4")
+    matched = frame.assign(baseline_id=frame["baseline_id"].mask(with_it, "f" * 16), gap_matched=0.02)
+    matched = add_gap(frame).assign(baseline_id=matched["baseline_id"], gap_matched=0.02)
+    [said] = [text for text in only(matched).warnings if text.startswith("it changes the optimizer")]
+    assert said.endswith("against BF16 with that its gap is +2.02 %")
+    assert not any(text.startswith("it changes") for text in only(frame).warnings)
 
 
 def test_where_no_recipe_is_expected_to_save_time_to_bf16s_loss_it_says_so(runs):
