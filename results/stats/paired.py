@@ -273,7 +273,7 @@ def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """COMPARED of rows with loss, baseline_loss, gap and gap_matched."""
     with np.errstate(invalid="ignore"):  # of a diverged row inf - inf
         excess = rows["gap"].to_numpy(float) - rows["gap_matched"].to_numpy(float)
-    plain = {PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]}
+    plain = plain_ids(rows)
     own_is_plain = rows["baseline_id"].isin(plain) if "baseline_id" in rows else True  # it needs no BF16 of the seed
     excess = np.where(own_is_plain, 0.0, excess)
     shares = are_shares(rows)
@@ -281,6 +281,11 @@ def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
         "log_loss": levels(rows["loss"], shares) - excess,
         "reference": levels(rows["baseline_loss"], shares),
     }
+
+
+def plain_ids(rows: pd.DataFrame) -> set[str]:
+    """config_ids of plain BF16, without a training side of its own. rows: with is_baseline; or lines of recipes."""
+    return {PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]}
 
 
 def bf16_cost(rows: pd.DataFrame, overhead: str = OVERHEAD) -> float | None:

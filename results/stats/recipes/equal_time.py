@@ -99,7 +99,7 @@ def ranking(gap: pd.Series, overhead: pd.Series, slope: float) -> tuple[pd.Serie
 def at_equal_time(rows: pd.DataFrame, slope: pd.Series) -> pd.DataFrame:
     """The rows with loss and gap as they would be after BF16's time. rows: of `rows_at_best_lr`; slope: of each of the
     values of `setting`, NaN where rows stay as they are."""
-    if OVERHEAD not in rows:
+    if OVERHEAD not in rows or slope.isna().all():
         return rows
     overhead = on_one_scale(rows, OVERHEAD).groupby([rows["setting"], rows["config_id"]]).transform("mean")
     by = credit(overhead, rows["setting"].map(slope).to_numpy(float))

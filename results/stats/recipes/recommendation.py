@@ -23,7 +23,7 @@ from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
-from fp4dse.results.stats.paired import MARGINS, OVERHEAD, PLAIN, SETTING, bf16_cost, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, plain_ids, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, ranking, slope_of, time_to_quality
@@ -43,10 +43,9 @@ VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
 
-_TEXTS = ["config_id", "name", "baseline_id"]
-_GAPS = ["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", "gap_matched"]
 NO_RECIPE = pd.Series(
-    {"label": "", "pairs": 0, **dict.fromkeys(_TEXTS), **dict.fromkeys([*_GAPS, *CHANCE, OVERHEAD, *BAND], math.nan)}
+    {"config_id": None, "label": "", "name": None, "pairs": 0}
+    | dict.fromkeys(["gap", "gap_low", "gap_high", *CHANCE, OVERHEAD, *BAND], math.nan)
 )
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
@@ -96,13 +95,13 @@ def verdicts_from(
     found = []
     for setting, one in each.items():
         screened = _verdict(setting, one, others.get(setting, versus.iloc[:0]))
-        new = _confirmed(one.new, screened.margin)
-        first = new or screened
+        on_fresh = _confirmed(one.new, screened.margin)
+        first = on_fresh or screened
         line = one.lines[one.lines["config_id"].eq(first.config_id)]
         says = screened.warnings
         if len(line):
-            says = (*_of_the_recipe(line.iloc[0], first.time, one.plain), *says)
-        found.append(screened._replace(confirmed=new, warnings=says))
+            says = (*_of_the_recipe(line.iloc[0], first.time, plain_ids(one.lines)), *says)
+        found.append(screened._replace(confirmed=on_fresh, warnings=says))
     return found
 
 
@@ -122,11 +121,6 @@ class _Setting:
     @cached_property
     def tried(self) -> pd.DataFrame:
         return self.lines[~self.lines["is_baseline"]]
-
-    @cached_property
-    def plain(self) -> set[str]:
-        """config_ids of BF16 without a training side of its own."""
-        return {PLAIN, *self.lines.loc[self.lines["is_baseline"], "config_id"]}
 
     @cached_property
     def finite(self) -> pd.DataFrame:
