@@ -1,6 +1,7 @@
 # Needs Linux, make and Python 3.11 or newer; everything else goes into .venv.
 #   make quickstart [ARGS=…]    install, sweep a small real space, show the trade-off
-#   make test       [ARGS=…]    the tests but the slow ones, e.g. ARGS="tests/dse -k canonical"
+#   make test       [ARGS=…]    the tests but heavy and slow ones, e.g. ARGS="tests/dse -k canonical"
+#   make test-heavy [ARGS=…]    some forty that take a quarter of all time: whole trainings, sweeps, simulations
 #   make test-slow  [ARGS=…]    those that take longer: long trainings, SLURM, Ray, chaos
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
 #   make bench-gpu              all that is measured on a GPU: first that kernels are right, then how fast they are
@@ -13,7 +14,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-slow test-gpu bench-gpu zoo services lint install clean
+.PHONY: quickstart test test-heavy test-slow test-gpu bench-gpu zoo services lint install clean
 
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
@@ -21,11 +22,16 @@ quickstart: install
 # One thread a worker: two workers that each take every core are slower than one, and threads that wait would spin.
 # Processes that tests start find the package compiled to bytecode, whatever the environment says.
 # Three at a time on two cores, since some wait.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist worksteal
+
 test: .venv/dev.stamp
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
+	$(TESTS) -n 3 -m "not heavy and not slow" $(ARGS)
+
+test-heavy: .venv/dev.stamp
+	$(TESTS) -n 3 -m "heavy and not slow and not gpu" $(ARGS)
 
 test-slow: .venv/dev.stamp
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)
+	$(TESTS) -n 2 -m "slow and not gpu" $(ARGS)
 
 test-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -339,6 +339,7 @@ def tree(tmp_path_factory) -> Path:
     return copied(tmp_path_factory.mktemp("tree"))
 
 
+@pytest.mark.heavy
 def test_all_that_was_added_is_trained_asked_for_and_shown(tree, tmp_path):
     """On a new task, by a new executor: a recipe of each kind has a row with its name, loss and cost; a statistic
     answers, a panel is in the report. One test, since the sweep is its time, and processes do not share fixtures."""

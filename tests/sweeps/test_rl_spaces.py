@@ -22,6 +22,7 @@ def one_step(preset):
     return replace(task, steps=1, batch=batch, problem=problem, experience=experience)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "preset", "every"),
     [

@@ -346,6 +346,7 @@ def test_kill_9_of_the_driver_in_the_middle_loses_only_what_was_running(tmp_path
     assert_every_lane_once(tmp_path)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_cleanly_and_the_same_command_continues(tmp_path, number):
     process = start_driver(tmp_path, "slow=0.5")
@@ -359,6 +360,7 @@ def test_a_signal_stops_cleanly_and_the_same_command_continues(tmp_path, number)
     assert_every_lane_once(tmp_path)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("whose", ["the worker", "its job"])
 def test_a_process_killed_in_the_middle_is_made_up_for(tmp_path, whose):
     process = start_driver(tmp_path, "slow=0.5")
@@ -433,6 +435,7 @@ print(result.stored, result.done, "torch" in sys.modules)
 """
 
 
+@pytest.mark.heavy
 def test_a_driver_that_goes_on_starts_its_jobs_without_torch(tmp_path):
     worker = (sys.executable, FAKE, "ok")
     own = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}  # other tests may have asked for the same facts

@@ -180,6 +180,7 @@ def test_what_is_kept_for_the_backward_pass_takes_little_more_than_half(eager, n
     assert low < 0.62 * wide, (low, wide)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "recipe"), list(zip(SUPERVISED, ["bf16", "nvfp4-sr-rht"] * 2, strict=True)))
 def test_losses_fall(name, recipe):
     task = get_task(name, "smoke+bf16")

@@ -150,6 +150,7 @@ def test_all_parts_are_trained():
     assert sum("factors" in name for name in before) == 6
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("task", ["regression:smoke", "vision:cnn-smoke", "language:moe8-smoke+bf16+recompute"])
 def test_a_lane_is_the_same_in_any_company(task):
     task = replace(get_task(*task.split(":")), steps=2, eval_rows=16, batch=8)

@@ -43,6 +43,7 @@ def test_the_last_way_is_torchs_mode():
     assert not WAYS[0].options
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_ways_are_tried_in_turn_until_the_process_dies(work, monkeypatch):
     fork_processes(monkeypatch, in_time)
@@ -59,6 +60,7 @@ def test_ways_are_tried_in_turn_until_the_process_dies(work, monkeypatch):
     assert [each.why for each in found.tried] == ["", "ValueError: no tiling fits", "its process ended with 3"]
 
 
+@pytest.mark.heavy
 def test_a_process_that_did_all_ends_by_itself(work, tmp_path):
     """Of one that is killed, Python warns that semaphores are left."""
     body = f"""

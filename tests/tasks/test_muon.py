@@ -232,6 +232,7 @@ def test_lanes_are_independent_and_a_checkpoint_goes_on_bit_for_bit(case, tmp_pa
     assert train(task, lanes, checkpoint=tmp_path / "file").lanes == whole
 
 
+@pytest.mark.heavy
 def test_the_default_scale_shares_the_rate_that_was_tuned_for_adamw():
     """Of the quickstart's regression: rates of a quarter and of four times it are worse with either optimizer."""
     task = get_task("regression", "quickstart")

@@ -65,6 +65,7 @@ def test_weights_whose_ratio_is_large_become_their_quantized_values_and_the_othe
     assert counts[1] > counts[2] > 0
 
 
+@pytest.mark.heavy
 def test_lanes_are_what_they_are_alone_with_and_without_resets(tmp_path):
     members = [lane(EARLY, 0), lane(None, 0), lane(replace(EARLY, start=0.3), 1), lane(None, 1, "nvfp4-sr")]
     whole = train(TASK, members).lanes

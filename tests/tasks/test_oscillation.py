@@ -120,6 +120,7 @@ def test_where_the_forward_weights_are_not_quantized_there_is_no_number():
     assert [value is None for value in found(result)["oscillation"]] == [True] * 5 + [False, True]
 
 
+@pytest.mark.heavy
 def test_a_lane_whose_rule_keeps_a_layer_precise_has_no_number_there():
     task = replace(get_task("vision", "smoke"), steps=34)
     plain = Recipe.named("nvfp4")

@@ -29,6 +29,7 @@ def example(tmp_path, monkeypatch) -> Path:
     return tmp_path / "tumours.py"
 
 
+@pytest.mark.heavy
 def test_the_worked_example_is_swept_and_learns(example):
     with pytest.raises(SystemExit) as ended:
         cli.main([*COMMAND.split(), "--jobs", "1"])
@@ -43,6 +44,7 @@ def test_the_worked_example_is_swept_and_learns(example):
         cli.main([*COMMAND.split(), "--jobs", "1", "--dry-run"])
 
 
+@pytest.mark.heavy
 def test_the_plain_module_is_swept_and_learns(example, monkeypatch):
     fork_workers(monkeypatch)
     Path("digits.py").write_text(PLAIN)

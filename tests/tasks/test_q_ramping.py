@@ -111,6 +111,7 @@ def test_periods_are_those_of_the_next_steps_of_a_training_without_ramping():
         assert (wanted > 1).any() == (i != 1)
 
 
+@pytest.mark.heavy
 def test_lanes_are_what_they_are_alone_with_and_without_it(tmp_path):
     """Q-EMA keeps averages from step to step, which are undone, too."""
     members = [lane(), lane(None), lane(QRamping(every=34), 1)]

@@ -89,6 +89,7 @@ print(json.dumps([found, environment("cpu", 2), "torch" in sys.modules]))
 """
 
 
+@pytest.mark.heavy
 def test_a_second_process_knows_the_same_without_torch():
     said = [json.loads(subprocess.check_output([sys.executable, "-c", DRIVER])) for _ in range(2)]
     assert [with_torch for *_, with_torch in said] == [True, False]

@@ -142,6 +142,7 @@ def test_a_rung_lies_within_the_training(step):
         train(task_of(), lanes_of(), pruning=Pruning([Rung(step, 0.5)], best))
 
 
+@pytest.mark.heavy
 def test_a_population_of_the_dead_is_not_trained_to_the_end(monkeypatch):
     task = task_of(steps=BUFFERED_STEPS + 40)
     calm = lanes_of(("bf16",), seeds=(0,))
@@ -218,6 +219,7 @@ def trained(checkpoint: Path | None) -> str:
     return repr(train(task, lanes, checkpoint=checkpoint, save_every_s=0.02).lanes)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(torch.cuda.is_available(), reason="autograd beside CUDA survives no fork")
 def test_a_training_that_is_killed_ends_the_same(tmp_path):
     """By SIGKILL, wherever it stands."""

@@ -185,6 +185,7 @@ def test_a_recipe_that_diverged_resolves_nothing():
     assert not found.tells_apart()
 
 
+@pytest.mark.heavy
 def test_a_tuning_finds_a_rate_inside_its_grid(capsys):
     task, classes = get_task("regression", "smoke"), ("bf16", "forward")
     found = tune(Trainer(task, "cpu", 64), "", classes, seeds=2, fresh=2)
@@ -196,6 +197,7 @@ def test_a_tuning_finds_a_rate_inside_its_grid(capsys):
     assert "lanes in" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_workers_find_the_same_rates_and_do_not_train_again_what_is_finished(tmp_path, capsys, monkeypatch):
     fork_workers(monkeypatch, workers)
     task = get_task("regression", "smoke")

@@ -85,6 +85,7 @@ def result(folder: Path) -> JobResult:
     return msgspec.json.decode((folder / "out.json").read_bytes(), type=JobResult)
 
 
+@pytest.mark.heavy
 def test_jobs_have_the_same_bits_in_processes_of_their_own(parent):
     for name in ("bf16", "nvfp4-sr-rht", "mxfp4", "nvfp4-sr-rht"):
         job = Job(task="regression", preset="smoke", lanes=lanes(name))
@@ -115,6 +116,7 @@ def test_a_job_that_is_killed_is_told_by_its_signal_and_the_worker_goes_on(paren
 LONG = Job(task="regression", preset="small", lanes=lanes())
 
 
+@pytest.mark.heavy
 def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path, parent):
     expected = train(get_task(LONG.task, LONG.preset), LONG.lanes).lanes
     with start(tmp_path) as stopped:

@@ -1,10 +1,12 @@
 import pyarrow as pa
 import pyarrow.compute
+import pytest
 
 from fp4dse.results.bench.store import LANES_PER_FILE, POINTS, _fill_inbox, _fill_parts, bench, lanes
 from fp4dse.results.store.schema import ROW, run_id
 
 
+@pytest.mark.heavy
 def test_the_bench_measures_what_it_says_and_names_its_targets():
     lines = list(bench(rows=300, files=5, recipes=60, screened=40))
     assert [line["target_s"] for line in lines] == [20.0, 0.5, None, 5.0, 5.0, 5.0, 5.0, None, None]

@@ -72,6 +72,7 @@ write_report(open_store("store"), sys.argv[1], title="the same")
 """
 
 
+@pytest.mark.heavy
 def test_reports_of_the_same_rows_are_equal_to_the_byte(swept, tmp_path, monkeypatch):
     """Whichever files hold the rows and in which order, in this process and in another."""
     rows = swept._reader.read(read_all).drop_columns(["run_id", "schema_version"]).to_pylist()

@@ -90,6 +90,7 @@ def test_every_number_in_words_and_tables_is_in_an_answer(sections, answers, nam
     assert_all_in(values, numbers_in(answers[name]), name)
 
 
+@pytest.mark.heavy
 def test_every_number_of_what_was_confirmed_is_in_an_answer(store, row):
     losses = {"bf16": 0.50, "nvfp4": 0.53, "nvfp4-sr": 0.535, "mxfp4": 0.54, "mxfp4-sr-rht": 0.53}
     rng = np.random.default_rng(0)

@@ -210,6 +210,7 @@ def test_the_rows_of_the_seed_papers_table_are_ours(page, store):
         assert numbers(cells[4]) == ([round(100 * spread[name], 1)] if name in spread else []), name
 
 
+@pytest.mark.heavy
 def test_every_query_of_the_page_answers_with_its_views(page, store):
     queries = queries_of(page) + re.findall(r'fp4dse query --store docs/study/rl-store "(.*)"', page)
     assert len(queries) >= 12

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.results.stats.estimates.intervals import half_width
@@ -26,6 +27,7 @@ OTHERS = ["small", "small-500", "medium", "edits-small", "carries-small", "walks
 """The rows of the table of seeds 0, 1 and 2."""
 
 
+@pytest.mark.heavy
 def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store):
     recorded = store.sql(
         "SELECT recipe_label, seed, name, value FROM recorded JOIN runs USING (run_id) "

@@ -60,6 +60,7 @@ def of_baseline(job: Path) -> bool:
     return all(lane.recipe.is_baseline for lane in msgspec.json.decode(job.read_bytes(), type=Job).lanes)
 
 
+@pytest.mark.heavy
 def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_path):
     first = sweep(tmp_path / "away")
     assert (first.left, first.done, first.exit_code) == (9, 0, 0)

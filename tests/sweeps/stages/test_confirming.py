@@ -174,6 +174,7 @@ def test_one_seed_says_nobody_who_is_a_candidate(tmp_path):
         plan_confirm(screen(tmp_path, seeds=[0]))
 
 
+@pytest.mark.heavy
 def test_what_is_confirmed_goes_on_after_its_time_was_up_and_the_report_has_both_answers(tmp_path):
     store = screen(tmp_path, tasks=TASKS[:1])
     screened_answer = verdicts(store.runs())[0].label

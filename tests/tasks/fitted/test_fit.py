@@ -56,6 +56,7 @@ def test_a_sweep_that_starts_from_them_has_the_loss_that_was_found():
     assert fit("nearest").recovered == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.heavy
 def test_a_trained_block_is_nearer_to_the_one_in_bf16():
     """Mean squared distance of what the block puts out, on the calibration data."""
 
@@ -94,6 +95,7 @@ def test_what_cannot_be_fitted_is_refused():
         fit_weights(UNTRAINED, random, "gptq", 16)
 
 
+@pytest.mark.heavy
 def test_they_are_made_once_and_the_same_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = ("finetune", "smoke"), Lane(Recipe.named("mxfp4"), 1e-3, 0), "gptq", 16

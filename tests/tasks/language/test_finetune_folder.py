@@ -202,6 +202,7 @@ def test_a_lane_is_itself_beside_others(trained, text):
     assert [train(task, [lane]).lanes[0].val_loss for lane in lanes] == [lane.val_loss for lane in together]
 
 
+@pytest.mark.heavy
 def test_the_shipped_space_is_trained_whole(trained, text):
     """Every recipe of `finetune` takes a step on the folder's model, without a loss that is not finite."""
     task = replace(tuned(trained, text), steps=1)

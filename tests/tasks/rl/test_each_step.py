@@ -62,6 +62,7 @@ def test_a_rollout_has_one_number_in_all_of_its_steps_and_its_reward_is_that_of_
         assert result.curve_loss == pytest.approx(rewards, abs=1e-7)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_numbers_of_a_step_are_those_of_passes_apart(accumulate):
     """The share of clipped tokens, counted from log-probabilities before the step, and the norm of `measure`."""
@@ -95,6 +96,7 @@ def test_recording_changes_no_bit_of_the_training(trained):
     assert [replace(result, recorded={}) for result in trained] == without
 
 
+@pytest.mark.heavy
 def test_a_lane_has_the_same_numbers_alone_and_beside_one_that_diverges(trained):
     diverged, *others = train(TASK, [lane(0, lr=1e38), LANES[2], LANES[0]], record=True).lanes
     assert others == [trained[2], trained[0]]

@@ -225,6 +225,7 @@ def test_the_success_of_small_presets_is_known_before_they_are_trained(name):
     assert 0.26 < likely.min() < likely.max() < 0.42
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "preset", ["walks-smoke", *(pytest.param(f"{of}-smoke", marks=pytest.mark.slow) for of in ("edits", "carries"))]
 )

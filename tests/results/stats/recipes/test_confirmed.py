@@ -140,6 +140,7 @@ def test_bf16_chooses_its_rate_among_screened_rows_alone():
     assert gapped.loc[gapped["stage"].notna(), "gap"].notna().all()
 
 
+@pytest.mark.heavy
 def test_the_lowest_of_screened_means_is_too_good_and_the_confirmed_best_is_not():
     luck, left = [], []
     studies = [drawn(SIZES["48"], "null", np.random.default_rng([3, i])) for i in range(12)]

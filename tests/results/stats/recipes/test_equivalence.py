@@ -98,6 +98,7 @@ def settled(truth, seeds, margin, cases):
     return later["verdict"].ne("open").to_numpy(), lines["more_seeds"].to_numpy()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("truth", "seeds"), [(0.5, 3), (0.5, 5), (1, 3), (1, 5), (2, 3), (2, 5), (4, 3)])
 def test_the_seeds_that_compare_asks_for_settle_it_as_often_as_promised(truth, seeds):
     """Of differences of so many deviations of a pair. (Of 4 with 5 seeds none is open.)"""
@@ -106,6 +107,7 @@ def test_the_seeds_that_compare_asks_for_settle_it_as_often_as_promised(truth, s
     assert found.mean() >= 0.8 - 3 * np.sqrt(0.8 * 0.2 / len(found))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_over_differences_of_all_sizes_the_promise_is_kept_and_not_by_far_exceeded(seeds):
     """Where a difference may be as well large as small. It allows for deviations of all sizes, too, and so is up to .08
