@@ -105,6 +105,15 @@ def test_the_equivalence_test_has_all_its_lanes(store, page):
     assert wanted <= set(there.itertuples(index=False, name=None))
     assert len(wanted) == 192
     assert "6e-5" not in section(page, "What is missing")
+    starts = store.sql(
+        "SELECT recipe_label, seed, 512 * value AS solved FROM recorded JOIN runs USING (run_id) "
+        f"WHERE name = 'accuracy' AND step = 1 AND preset = 'walks-medium' AND lr = {EQUAL} AND seed IN {tuple(FRESH)}"
+    ).pivot(index="seed", columns="recipe_label", values="solved")
+    apart = starts[names[1:]].sub(starts["bf16"], axis=0).abs()
+    assert apart.isin([0, 1]).all(axis=None), "base policies of the same seeds"
+    assert list(apart.eq(0).sum()) == [30, 30]
+    said = "in 30 seeds, and one more or one fewer in two; so do those of plain MXFP4."
+    assert said in section(page, "As good as BF16?")
 
 
 def test_the_equivalence_test_is_what_compare_says(page, compared, deviations, fresh):
@@ -192,7 +201,7 @@ def test_whether_all_three_fixes_help_plain_mxfp4(page, compared, fresh):
     said = "{:+.1f} points ({:.1f} to {:+.1f}) and {:+.1f} ({:.1f} to {:+.1f})"
     assert said.format(mean, low, high, other, *limits) in at_the_top
     assert f"{mean:+.2f} points ({low:.2f} to {high:+.2f}, p = {short(small['p'])})" in text
-    said = "{:+.2f} points ({:.2f} to {:+.2f}, p = {}; p of equivalence {})"
+    said = "{:+.2f} ({:.2f} to {:+.2f}, p = {}; p of equivalence {})"
     assert said.format(other, *limits, short(medium["p"]), short(medium["p_same"])) in text
     said = ("{} seeds are better and {} worse (sign test p = {})", "{} seeds better and {} worse ({})")
     for preset, words in zip(WALKS, said, strict=True):
