@@ -3,7 +3,6 @@
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.special import stdtrit
 from scipy.stats import binomtest, ttest_1samp, ttest_ind
@@ -31,8 +30,6 @@ PLAIN = 2.4e-4
 """The rate of the presets."""
 TESTED = [(preset, name) for preset in WALKS for name in ("mxfp4-rceil", FIXED)]
 """The rows of the table of the equivalence test: what docs/study/rl-equal.toml has beside BF16, at two sizes."""
-LACKING = [("walks-medium", FIXED)]
-"""Those of them of which no lane is trained."""
 COMPARED = [("small", name) for name in MANY]
 COMPARED += [("walks-small", name) for name in MANY if name != FIXED]
 COMPARED += [("walks-medium", name) for name in ("mxfp4-rceil", "bf16, noise weights")]
@@ -81,7 +78,7 @@ def verdict(line):
     """The word of the table for a sentence of `compare`."""
     if "are not told apart" in line["verdict"]:
         return "open"
-    return "same" if "are the same" in line["verdict"] else "worse" if line["low"] > 0 else "better"
+    return "as good" if "are the same" in line["verdict"] else "worse" if line["low"] > 0 else "better"
 
 
 def without_zero(text):
@@ -94,80 +91,65 @@ def equivalence(mean, deviation, n):
     return [round(mean - half, 2), round(mean + half, 2)]
 
 
-def test_the_lanes_that_the_equivalence_test_lacks_are_those_that_the_page_names(store, page):
-    """Fails when they come: the page then has a fourth line to report."""
+def equivalent_without(values, seed):
+    """The 90 % t-interval of all values but that of a seed, and p of the two one-sided tests of the margin."""
+    rest = values.drop(seed)
+    p = max(ttest_1samp(rest, side, alternative=of).pvalue for side, of in ((-0.7, "greater"), (0.7, "less")))
+    return equivalence(rest.mean(), rest.std(), len(rest)), p
+
+
+def test_the_equivalence_test_has_all_its_lanes(store, page):
     names = ["bf16", "mxfp4-rceil", FIXED]
     there = store.sql(f"SELECT preset, recipe_label, seed FROM runs WHERE preset LIKE 'walks-%' AND lr = {EQUAL}")
-    there = set(there.itertuples(index=False, name=None))
     wanted = {(preset, name, seed) for preset in WALKS for name in names for seed in FRESH}
-    lacking = wanted - there
-    assert lacking == {("walks-medium", FIXED, seed) for seed in FRESH}
-    assert len(lacking) == 32
-    assert {("walks-medium", FIXED)} == set(LACKING)
-    text = section(page, "What is missing")
-    assert "All three fixes on `walks-medium` at 6e-5, seeds 40 to 71: 32 lanes" in text
-    assert "(`equal-walks-medium`)" in text
+    assert wanted <= set(there.itertuples(index=False, name=None))
+    assert len(wanted) == 192
+    assert "6e-5" not in section(page, "What is missing")
+    starts = store.sql(
+        "SELECT recipe_label, seed, 512 * value AS solved FROM recorded JOIN runs USING (run_id) "
+        f"WHERE name = 'accuracy' AND step = 1 AND preset = 'walks-medium' AND lr = {EQUAL} AND seed IN {tuple(FRESH)}"
+    ).pivot(index="seed", columns="recipe_label", values="solved")
+    apart = starts[names[1:]].sub(starts["bf16"], axis=0).abs()
+    assert apart.isin([0, 1]).all(axis=None), "base policies of the same seeds"
+    assert list(apart.eq(0).sum()) == [30, 30]
+    said = "in 30 seeds, and one more or one fewer in two; so do those of plain MXFP4."
+    assert said in section(page, "As good as BF16?")
 
 
 def test_the_equivalence_test_is_what_compare_says(page, compared, deviations, fresh):
     rows = table(page, "| preset, decoder | recipe | pairs | points against BF16, 95 % | p, of all four |")
-    p, tests = {}, {}
-    for preset, name in TESTED:
-        if (preset, name) not in LACKING:
-            p[preset, name] = compared(name, lr=EQUAL).loc[preset, "p"]
-            tests[preset, name] = ttest_1samp(fresh(preset, name) - fresh(preset, "bf16"), 0).pvalue
-    assert len(p) == 3
-
-    def of_four(values, key):
-        """Holm's p of four, the largest that it can be whatever the fourth is."""
-        least, most = (holm([*values.values(), fourth])[list(values).index(key)] for fourth in (0.0, 1.0))
-        assert least <= most
-        return ", ".join(short(x) if x >= 0.0005 else "<.001" for x in (values[key], most))
-
-    for cells, (preset, name) in zip(rows, TESTED, strict=True):
-        if (preset, name) in LACKING:
-            assert cells[2:] == ["0", *[""] * 8]
-            assert (preset, EQUAL, name) not in deviations.index
-            continue
-        line, pairs = compared(name, lr=EQUAL).loc[preset], deviations.loc[(preset, EQUAL, name)]
+    lines = {(preset, name): compared(name, lr=EQUAL).loc[preset] for preset, name in TESTED}
+    tests = [ttest_1samp(fresh(preset, name) - fresh(preset, "bf16"), 0).pvalue for preset, name in TESTED]
+    both = [[line["p"] for line in lines.values()], tests]
+    of_four = [[alone, adjusted] for p in both for alone, adjusted in zip(p, holm(p), strict=True)]
+    said = [", ".join(short(x) if x >= 0.0005 else "<.001" for x in p) for p in of_four]
+    for cells, key, p, of_t_test in zip(rows, TESTED, said[:4], said[4:], strict=True):
+        line, pairs = lines[key], deviations.loc[(key[0], EQUAL, key[1])]
         assert line["lr_a"] == line["lr_b"] == EQUAL
         assert int(cells[2]) == line["pairs"] == pairs["pairs"] == 32
-        assert numbers(cells[3]) == points(line), (preset, name)
-        assert cells[4] == of_four(p, (preset, name))
-        assert cells[5] == of_four(tests, (preset, name))
+        assert numbers(cells[3]) == points(line), key
+        assert cells[4:6] == [p, of_t_test]
         limits = equivalence(pairs["points"], pairs["deviates"], 32)
         assert numbers(cells[6]) == limits
-        assert cells[7] == verdict(line) == "worse"
-        assert (line["p_same"] < 0.05) == (limits[0] > -0.7 and limits[1] < 0.7)
-        assert not line["p_same"] < 0.05, "none is shown to be as good"
+        assert cells[7] == verdict(line)
+        assert (line["p_same"] < 0.05) == (limits[0] > -0.7 and limits[1] < 0.7) == (cells[7] == "as good")
         assert numbers(cells[8]) == [pairs["worse"], pairs["better"]]
         assert float(cells[9]) == round(pairs["deviates"], 1)
         assert int(cells[10]) == pairs["pairs_to_show_none"]
-    assert set(deviations.loc[pd.IndexSlice[:, [EQUAL], :], :].index) == {
-        (preset, EQUAL, name) for preset, name in set(TESTED) - set(LACKING)
-    }, "rows of walks came: the table lacks them"
+    assert [cells[7] for cells in rows] == ["worse", "worse", "worse", "as good"]
+    assert set(deviations.xs(EQUAL, level="lr").index) == set(TESTED), "rows of walks came: the table lacks them"
 
 
 def test_what_the_page_makes_of_the_equivalence_test(page, compared, deviations, fresh):
     text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
     small, medium = (compared("mxfp4-rceil", lr=EQUAL).loc[preset] for preset in WALKS)
-    fixed = compared(FIXED, lr=EQUAL).loc["walks-small"]
     loses = "points ({:.1f} to {:.1f}) in a policy of 1.9M parameters, told with all comparisons of that test in mind"
     size = "by {:.1f} " + loses + ", and by {:.1f} ({:.2f} to {:.1f}) in one of 10.9M"
     limits = [100 * line[name] for line in (small, medium) for name in ("difference", "low", "high")]
     assert size.format(*limits) in at_the_top
-    mean, limits = (
-        100 * fixed["difference"],
-        equivalence(*deviations.loc[("walks-small", EQUAL, FIXED)][["points", "deviates"]], 32),
-    )
-    assert (
-        f"at 6e-5 they end {mean:.1f} points below it (90 % interval {-limits[1]:.1f} to {-limits[0]:.1f})"
-        in at_the_top
-    )
     spread = deviations.xs(EQUAL, level="lr")["deviates"]
     assert f"A pair deviates by {spread.min():.1f} to {spread.max():.1f} points at this rate" in at_the_top
     assert without_zero(f"(p of equivalence {medium['p_same']:.3f})") in text
-    assert without_zero(f"Not shown on `walks-small` (p of equivalence {fixed['p_same']:.2f})") in text
     of_medium = deviations.loc[("walks-medium", EQUAL, "mxfp4-rceil")]
     low = equivalence(of_medium["points"], of_medium["deviates"], 32)[0]
     assert f"leaves the margin by {-0.7 - low:.2f} points" in text
@@ -188,38 +170,90 @@ def test_what_the_page_makes_of_the_equivalence_test(page, compared, deviations,
     assert said + short(welch.pvalue) in text
     plain = [compared("mxfp4-rceil").loc[preset, "difference"] for preset in WALKS]
     assert plain[1] > plain[0], "at 2.4e-4 it is not so"
-    d = fresh("walks-small", "bf16") - fresh("walks-small", FIXED)
-    assert d.idxmin() == 65
-    rest = d.drop(65)
-    said = "hangs on seed 65, which loses {:.1f} points: the other 31 pairs have {:.2f} points, and a "
-    said += "90 % interval within the margin, {:.2f} to {:.2f}."
-    assert said.format(-d[65], rest.mean(), *equivalence(rest.mean(), rest.std(), 31)) in text
-    between = compared(FIXED, "mxfp4-rceil", EQUAL).loc["walks-small"]
-    mean, low, high = points(between)
-    assert f"{mean:+.2f} points ({low:.2f} to {high:+.2f}, p = {short(between['p'])})" in text
-    assert f"by 32 pairs: {mean:+.1f} points ({low:.1f} to {high:+.1f})" in at_the_top
-    d = fresh("walks-small", "mxfp4-rceil") - fresh("walks-small", FIXED)
-    better, worse = (d > 0).sum(), (d < 0).sum()
-    p = short(binomtest(int(better), int(better + worse)).pvalue)
-    assert f"{better} seeds are better and {worse} worse (sign test p = {p})" in text
+
+
+def test_what_the_page_makes_of_all_three_fixes(page, compared, deviations, fresh):
+    text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
+    p = {preset: compared(FIXED, lr=EQUAL).loc[preset, "p_same"] for preset in WALKS}
+    of = {preset: deviations.loc[(preset, EQUAL, FIXED)] for preset in WALKS}
+    own = {preset: fresh(preset, "bf16") - fresh(preset, FIXED) for preset in WALKS}
+    limits = {preset: equivalence(of[preset]["points"], of[preset]["deviates"], 32) for preset in WALKS}
+    at_most = without_zero(f"{holm(list(p.values())).min():.3f}")
+    said = "they end {:.2f} points below it (90 % interval {:.2f} to {:+.2f}) and {:.2f} ({:.2f} to {:.2f})"
+    ends = [(-of[preset]["points"], *limits[preset]) for preset in reversed(WALKS)]
+    assert said.format(*ends[0], *ends[1]) in at_the_top
+    assert f"not with both sizes in mind (p = {at_most})" in at_the_top
+    assert f"(Holm's p of two equivalences {at_most})" in text
+    assert without_zero(f"On `walks-medium` yes (p of equivalence {p['walks-medium']:.3f})") in text
+    assert without_zero(f"On `walks-small` it is not shown (p of equivalence {p['walks-small']:.2f})") in text
+    low, high = equivalence(*of["walks-medium"][["in_bf16", "deviates_in_bf16"]], 32)
+    assert f"{of['walks-medium']['in_bf16']:.2f} points (90 %: {low:.2f} to {high:+.2f})" in text
+    welch = ttest_ind(own["walks-medium"], own["walks-small"], equal_var=False)
+    less, between = own["walks-medium"].mean() - own["walks-small"].mean(), welch.confidence_interval(0.95)
+    assert f"{less:.2f} ({between.low:.2f} to {between.high:.2f}, p = {short(welch.pvalue)})" in text
+
+
+def test_whether_all_three_fixes_help_plain_mxfp4(page, compared, fresh):
+    text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
+    small, medium = (compared(FIXED, "mxfp4-rceil", EQUAL).loc[preset] for preset in WALKS)
+    assert medium["p_same"] < 0.05 < small["p_same"], "as good as plain MXFP4 at the larger size"
+    (mean, low, high), (other, *limits) = points(small), points(medium)
+    said = "{:+.1f} points ({:.1f} to {:+.1f}) and {:+.1f} ({:.1f} to {:+.1f})"
+    assert said.format(mean, low, high, other, *limits) in at_the_top
+    assert f"{mean:+.2f} points ({low:.2f} to {high:+.2f}, p = {short(small['p'])})" in text
+    said = "{:+.2f} ({:.2f} to {:+.2f}, p = {}; p of equivalence {})"
+    assert said.format(other, *limits, short(medium["p"]), short(medium["p_same"])) in text
+    said = ("{} seeds are better and {} worse (sign test p = {})", "{} seeds better and {} worse ({})")
+    for preset, words in zip(WALKS, said, strict=True):
+        d = fresh(preset, "mxfp4-rceil") - fresh(preset, FIXED)
+        better, worse = int((d > 0).sum()), int((d < 0).sum())
+        assert words.format(better, worse, short(binomtest(better, better + worse).pvalue)) in text
+
+
+def test_which_seeds_the_answers_on_all_three_fixes_hang_on(page, fresh):
+    text = section(page, "As good as BF16?")
+    own = {preset: fresh(preset, "bf16") - fresh(preset, FIXED) for preset in WALKS}
+    small, medium = ({seed: equivalent_without(own[preset], seed) for seed in FRESH} for preset in WALKS)
+    assert [seed for seed in FRESH if small[seed][1] < 0.05] == [65]
+    assert [seed for seed in FRESH if medium[seed][1] >= 0.05] == [40, 52]
+    loss, rest = -own["walks-small"][65], own["walks-small"].drop(65).mean()
+    said = f"seed 65, which loses {loss:.1f} points: the other 31 pairs have {rest:.2f} points, and a 90 % interval "
+    assert said + "within the margin, {:.2f} to {:.2f}.".format(*small[65][0]) in text
+    said = f"without seed 40, which gains {own['walks-medium'][40]:.1f} points, the interval leaves the margin, "
+    said += "{:.2f} to {:.2f} (p of equivalence {}), and without seed 52 it is {}."
+    assert said.format(*medium[40][0], short(medium[40][1]), short(medium[52][1])) in text
+    said = "Without seed 57, which loses {:.1f}, it is {:.2f} to {:+.2f}."
+    assert said.format(-own["walks-medium"][57], *medium[57][0]) in text
+    solved = 100 - fresh("walks-medium", "bf16")
+    inside = solved.between(75, 90)
+    assert solved.min() > 75, "the others are above"
+    found = [number for some in (inside, ~inside) for number in (some.sum(), *interval(own["walks-medium"][some])[:3])]
+    said = "within 75 to 90 % in {:.0f} seeds, where the fixes have {:.2f} points ({:.2f} to {:+.2f}), and above in "
+    said += "{:.0f}, where they have {:.2f} ({:.2f} to {:+.2f})"
+    assert said.format(*found) in text
 
 
 def test_how_many_pairs_the_equivalence_test_would_take(page, deviations):
     text = section(page, "As good as BF16?")
-    fixed, medium, small = (
+    fixed, medium, small, passed = (
         deviations.loc[of]
         for of in (
             ("walks-small", EQUAL, FIXED),
             ("walks-medium", EQUAL, "mxfp4-rceil"),
             ("walks-small", EQUAL, "mxfp4-rceil"),
+            ("walks-medium", EQUAL, FIXED),
         )
     )
     at_zero = [chance_to_pass(0, line["deviates"], 32) for line in (fixed, medium)]
+    assert chance_to_pass(0, passed["deviates"], 32) == pytest.approx(at_zero[1], abs=0.01)
     said = "32 show it with a chance of {:.0f} %, if pairs deviate by {:.1f} points, and of {:.0f} % by {:.1f}"
     assert said.format(100 * at_zero[0], fixed["deviates"], 100 * at_zero[1], medium["deviates"]) in text
     n = np.arange(2, 2000)
-    needed = [n[chance_to_pass(line["points"], line["deviates"], n) >= 0.8][0] for line in (fixed, medium)]
+    lines = (fixed, medium, passed)
+    needed = [n[chance_to_pass(line["points"], line["deviates"], n) >= 0.8][0] for line in lines]
     assert "{} pairs would show the fixes on `walks-small` as good, {} MXFP4 on".format(*needed) in text
+    had = chance_to_pass(passed["points"], passed["deviates"], 32)
+    assert f"on `walks-medium` it takes {needed[2]}, and 32 had a chance of {100 * had:.0f} %" in text
     assert small["points"] < -0.7, "no number of pairs"
 
 

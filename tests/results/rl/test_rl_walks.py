@@ -28,11 +28,12 @@ OTHERS = ["small", "small-500", "medium", "edits-small", "carries-small", "walks
 
 
 @pytest.mark.heavy
-def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store):
+@pytest.mark.parametrize("preset", WALKS)
+def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store, preset):
     recorded = store.sql(
         "SELECT recipe_label, seed, name, value FROM recorded JOIN runs USING (run_id) "
         "SEMI JOIN (SELECT run_id, step FROM recorded WHERE name = 'accuracy') USING (run_id, step) "
-        f"WHERE preset = 'walks-small' AND lr = {EQUAL} AND seed IN {tuple(FRESH)} AND (name LIKE 'gradient_error%' "
+        f"WHERE preset = '{preset}' AND lr = {EQUAL} AND seed IN {tuple(FRESH)} AND (name LIKE 'gradient_error%' "
         "OR name IN ('weight_error', 'mismatch_kl', 'reward', 'entropy'))"
     )
 
@@ -43,15 +44,18 @@ def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store):
         assert list(found.index) == list(FRESH)
         return found
 
-    text = section(page, "Three fixes, three numbers").partition("**On `walks-small`, at 6e-5")[2]
+    whole = section(page, "Three fixes, three numbers")
+    text = whole.partition(f"**On `{preset}`")[2].partition("**")[2].partition("**")[0]
+    last = max(int(name.split(".")[1]) for name in recorded["name"] if name.startswith("gradient_error/blocks."))
     ratios = {}
-    for name in ("gradient_error", "gradient_error/blocks.0", "gradient_error/blocks.3", "weight_error"):
+    for name in ("gradient_error", "gradient_error/blocks.0", f"gradient_error/blocks.{last}", "weight_error"):
         d = lanes(name, FIXED, log=True) - lanes(name, "mxfp4-rceil", log=True)
         ratios[name] = np.exp(interval(d)[:3])
     said = "×{:.2f} ({:.2f} to {:.2f}), in the first block to ×{:.2f} ({:.2f} to {:.2f}), in the last to ×{:.2f} ("
     said += "{:.2f} to {:.2f}), and the energy of the error of the rollout's weights to ×{:.2f}."
     assert said.format(*np.concatenate(list(ratios.values()))[:10]) in text
-    assert f"those with {ratios['gradient_error'][0]:.2f} of it on walks" in section(page, "What was found")
+    words = {"walks-small": "nor are those with {:.2f} and", "walks-medium": "and {:.2f} of it on walks of two sizes"}
+    assert words[preset].format(ratios["gradient_error"][0]) in section(page, "What was found")
     assert lanes("mismatch_kl", "mxfp4-rceil").max() < 1e-7
     mean, low, high, _ = interval(1e4 * lanes("mismatch_kl", FIXED))
     assert f"is {mean:.2f}·10⁻⁴ nats ({low:.2f} to {high:.2f})" in text
@@ -62,7 +66,7 @@ def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store):
     above = [interval(1e4 * (lanes("entropy", name) - lanes("entropy", "bf16")))[:3] for name in ("mxfp4-rceil", FIXED)]
     said = "by {:.1f}·10⁻⁴ nats ({:.1f} to {:.1f}) and {:.1f}·10⁻⁴ ({:.1f} to {:.1f})"
     assert said.format(*above[0], *above[1]) in text
-    equal = store.sql(f"FROM rollout_numbers WHERE preset = 'walks-small' AND lr = {EQUAL}")
+    equal = store.sql(f"FROM rollout_numbers WHERE preset = '{preset}' AND lr = {EQUAL}")
     [equal] = equal[equal["label"].eq(FIXED) & equal["number"].eq("entropy_at_reward")].to_dict("records")
     found = [1e4 * equal[name] for name in ("difference", "difference_low", "difference_high")]
     assert "not at equal reward ({:.1f}·10⁻⁴, {:.1f} to {:+.1f})".format(*found) in text
