@@ -63,20 +63,26 @@ def more_seeds(of: Prospect, limits: Limits) -> Array:
     return np.asarray(need - n0[:, 0, 0])
 
 
-def more_pairs(pairs: Array, mean: Array, std: Array, margin: float) -> Array:
-    """`more_seeds` of pairs that are judged alone, by the t-tests of intervals.py and equivalence.py. [rows] each;
-    pairs: 2 or more; std: above 0.
-
-    Nothing is known before: σ² = s² (n0 - 1)/χ²(n0 - 1), δ = m + σ/√n0 · N(0, 1). The standard deviation that n pairs
-    will show is taken to be what it is on average, given σ.
-    """
+def pair_alone(pairs: Array, mean: Array, std: Array) -> Prospect:
+    """What pairs may be of which nothing else is known: σ² = s² (n0 - 1)/χ²(n0 - 1), δ = m + σ/√n0 · N(0, 1). [rows]
+    each; pairs: 2 or more; std: above 0."""
     freedom = pairs[:, None] - 1.0
     deviation = np.repeat(std[:, None] * np.sqrt(freedom / chdtri(freedom, _NODES)), len(_NODES), axis=1)
     truth = mean[:, None] + deviation / np.sqrt(pairs[:, None]) * np.tile(NORMAL, len(_NODES))
-    seen, first = freedom[:, None] * np.square(std)[:, None, None], pairs[:, None, None]
+    return Prospect(pairs, mean, truth, deviation)
+
+
+def more_pairs(of: Prospect, std: Array, margin: float) -> Array:
+    """`more_seeds` of pairs that are judged alone, by the t-tests of intervals.py and equivalence.py. std: [rows], of
+    the pairs that there are, above 0.
+
+    The standard deviation that n pairs will show is taken to be what it is on average, given σ.
+    """
+    first = of.pairs[:, None, None].astype(float)
+    seen = (first - 1) * np.square(std)[:, None, None]
 
     def limits(n: Array) -> tuple[Array, Array]:
-        error = np.sqrt((seen + (n - first) * np.square(deviation)[:, None]) / ((n - 1) * n))
+        error = np.sqrt((seen + (n - first) * np.square(of.deviation)[:, None]) / ((n - 1) * n))
         return stdtrit(n - 1, 0.5 + CONFIDENCE / 2) * error, margin - stdtrit(n - 1, CONFIDENCE) * error
 
-    return more_seeds(Prospect(pairs, mean, truth, deviation), limits)
+    return more_seeds(of, limits)

@@ -40,14 +40,27 @@ class Variances(NamedTuple):
         deviation more, whose variance is σ², too."""
         if not len(self.chances):
             return np.broadcast_to(self.own * self.usual, (count, len(self.own)))
-        which = rng.choice(len(self.chances), count, p=self.chances)[:, None]
-        prior, known = PRIOR_FREEDOM[which], self.freedom[self.freedom > 0]
-        unsure = np.sqrt((np.square(_ROOTS[which]) + 2 / known.mean()) / len(known))
-        common = np.exp(self.centres[which] + unsure * rng.standard_normal((count, 1)))
+        prior, common = self._common(count, rng)
         sums, freedom = prior * common + self.freedom * self.own, prior + self.freedom
         if square is not None:
             sums, freedom = sums + square / self.usual, freedom + 1
         return np.asarray(self.usual * sums / (2 * rng.standard_gamma(freedom / 2)))
+
+    def draw_of_difference(
+        self, two: list[int], variance: float, freedom: int, count: int, rng: np.random.Generator
+    ) -> Array:
+        """σ² [count] of the difference of two recipes, whose pairs have this variance and degrees of freedom. What is
+        usual for it is the sum of what is usual for the two."""
+        prior, common = self._common(count, rng) if len(self.chances) else (np.zeros((count, 1)), np.ones((count, 1)))
+        sums = prior * common * self.usual[two].sum() + freedom * variance
+        return np.asarray(sums / (2 * rng.standard_gamma((prior + freedom) / 2)))[:, 0]
+
+    def _common(self, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """d0 and s0² [count, 1] each."""
+        which = rng.choice(len(self.chances), count, p=self.chances)[:, None]
+        known = self.freedom[self.freedom > 0]
+        unsure = np.sqrt((np.square(_ROOTS[which]) + 2 / known.mean()) / len(known))
+        return PRIOR_FREEDOM[which], np.exp(self.centres[which] + unsure * rng.standard_normal((count, 1)))
 
 
 def variances(own: Array, freedom: Array, usual: Array | None = None) -> Variances:

@@ -18,16 +18,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.stats.estimates.least_squares import seed_effects
 from fp4dse.results.stats.estimates.simultaneous import table, versus
 from fp4dse.results.stats.estimates.spread import spread_over_seeds
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
-from fp4dse.results.stats.recipes.equivalence import differences, drawn_truth, open_ties
+from fp4dse.results.stats.recipes.equivalence import differences, open_ties
 from fp4dse.results.stats.recipes.front_chance import codes_of
 from fp4dse.results.stats.recipes.margins import margin_of
 from fp4dse.results.stats.recipes.overheads import check_overhead
+from fp4dse.results.stats.recipes.together import drawn_truth, together
 
 TOLERANCE = 0.02
 
@@ -125,8 +125,7 @@ def _versus_rivals(
     out = out.assign(more_seeds=np.nan)
     if alone.all():
         return out
-    values = gaps - seed_effects(gaps)
-    distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
-    truth = drawn_truth(spread_over_seeds(distinct), distinct, codes.iloc[first])[:, which.ravel()]
+    of = together(gaps)
+    truth, values = drawn_truth(of.spread, of.values, codes.iloc[of.first])[:, of.which], of.values[of.which]
     lines = table(versus(values, rival, spread_over_seeds(values), truth, partial(_rivals, windows), ~alone), margin)
     return out.assign(**{name: np.where(alone, out[name], of) for name, of in lines.items()})

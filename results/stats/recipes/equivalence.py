@@ -16,7 +16,8 @@ passed with a chance of 80 %, over what mean and standard deviation may be after
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,15 @@ from scipy.special import stdtr
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval, paired_interval
-from fp4dse.results.stats.estimates.least_squares import seed_effects
-from fp4dse.results.stats.estimates.promised import more_pairs
-from fp4dse.results.stats.estimates.shrinkage import posterior
-from fp4dse.results.stats.estimates.simultaneous import DRAWS, fixed, lowest, table, versus
-from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
+from fp4dse.results.stats.estimates.promised import Prospect, more_pairs, pair_alone
+from fp4dse.results.stats.estimates.simultaneous import fixed, lowest, table, versus
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
-from fp4dse.results.stats.recipes.front_chance import codes_of, from_zero
+from fp4dse.results.stats.recipes.front_chance import codes_of
 from fp4dse.results.stats.recipes.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.recipes.pareto import worth_naming
+from fp4dse.results.stats.recipes.together import drawn_truth, pair_among, together
 from fp4dse.results.text.ratios import change, change_range, counted, in_points, noun, written_in
 
 
@@ -106,13 +105,11 @@ def versus_one(
     """`table` of simultaneous.py for all recipes. log: [recipes, seeds]; row: of the reference; chosen: [recipes],
     those whose lowest it is, none if it is not; knobs: of `codes_of`; asked: [recipes], those that are told at once,
     None for all."""
-    known = np.flatnonzero(np.isfinite(log).any(axis=1))
     out = differences(log - log[row], margin)
-    if not np.isfinite(log[row]).any() or len(known) < 2:
+    if not np.isfinite(log[row]).any() or np.isfinite(log).any(axis=1).sum() < 2:
         return out.drop(columns="std").assign(more_seeds=np.nan)
-    values = log[known] - seed_effects(log[known])
-    distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
-    spread, one = spread_over_seeds(distinct), int(which[known.searchsorted(row)])
+    known, first, which, distinct, spread = together(log)
+    one = int(which[known.searchsorted(row)])
     truth = drawn_truth(spread, distinct, knobs.reindex(recipes[known[first]]))
     of = np.bincount(which, chosen[known]) > 0
     told = None if asked is None else np.bincount(which, asked[known]) > 0
@@ -121,13 +118,6 @@ def versus_one(
     lines = table(whole.taken(which), margin).set_axis(known, axis="index")
     lines["pairs"] = np.isfinite(log[known] - log[row]).sum(axis=1)
     return out.assign(**lines.reindex(out.index)).drop(columns="std")
-
-
-def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFrame) -> NDArray[np.float64]:
-    """Draws [draws, recipes] of the true log losses of distinct recipes, from their posterior. distinct: [recipes,
-    seeds], which `spread` is of; codes: of their knobs, NaN where these are not known."""
-    factors = [] if codes.isna().any(axis=None) else from_zero(codes)
-    return posterior(spread, distinct, factors).draw(DRAWS, np.random.default_rng(0))
 
 
 def differences(d: NDArray[np.float64], margin: float = MARGIN, shares: bool = False) -> pd.DataFrame:
@@ -169,14 +159,16 @@ def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str
     return line.assign(verdict=line["verdict"].mask(excluded, verdict))
 
 
-def promised(line: pd.DataFrame) -> pd.DataFrame:
-    """The lines with more_seeds (see `compare`): NaN where decided or without an interval. line: of `differences`."""
+def promised(line: pd.DataFrame, prospect: Callable[[int, float, float], Prospect] | None = None) -> pd.DataFrame:
+    """The lines with more_seeds (see `compare`): NaN where decided or without an interval. line: of `differences`;
+    prospect: what pairs of this number, mean and standard deviation may be after all; by default as they say alone."""
     asked = (line["verdict"].eq("open") & line["p"].notna() & line["std"].gt(0)).to_numpy()
     more = np.full(len(line), np.nan)
     numbers = line[["pairs", "difference", "std", "margin"]].to_numpy(float)
     for row in np.flatnonzero(asked):  # one at a time: hundreds of nodes by a hundred numbers of seeds each
         pairs, mean, std, margin = numbers[[row]].T
-        more[row] = more_pairs(pairs, mean, std, float(margin[0]))[0]
+        of = prospect(int(pairs[0]), mean[0], std[0]) if prospect else pair_alone(pairs, mean, std)
+        more[row] = more_pairs(of, std, float(margin[0]))[0]
     return line.assign(more_seeds=more)
 
 
@@ -191,7 +183,8 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
     """
     for config_id in (a, b):
         _check(runs, config_id, margin)
-    rows = rows_at_best_lr(runs[runs["config_id"].isin([a, b])])
+    every = rows_at_best_lr(runs)
+    rows = every[every["config_id"].isin([a, b])]
     rows = rows.assign(log=levels(rows["loss"], are_shares(rows)))
     sides = [rows[rows["config_id"].eq(config_id)] for config_id in (a, b)]
     lines = []
@@ -203,7 +196,9 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         line |= {"lr_a": left["lr"].iloc[0], "lr_b": right["lr"].iloc[0]}
         line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
         within, shares = margin_of(left, margin), bool(are_shares(left).any())
-        line |= {"margin_of": within.of, **promised(differences(d[None, :], within.value, shares)).iloc[0].to_dict()}
+        prospect = partial(pair_among, every[every["setting"].eq(setting)], a, b)
+        found = promised(differences(d[None, :], within.value, shares), prospect)
+        line |= {"margin_of": within.of, **found.iloc[0].to_dict()}
         if line["diverged_a"] or line["diverged_b"]:
             line |= {"verdict": "diverged", "more_seeds": np.nan}
         with written_in(POINTS if shares else None):

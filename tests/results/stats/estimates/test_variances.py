@@ -79,3 +79,28 @@ def test_a_variance_that_goes_with_the_gap_is_pooled_with_its_neighbours() -> No
     ratio = found.error[away] * np.sqrt(SEEDS) / true[away]
     assert np.quantile(ratio, [0.1, 0.9]) == pytest.approx([0.85, 1.15], abs=0.2)
     assert np.median(found.freedom) > 8
+
+
+@pytest.mark.parametrize("width", [0.4, 2.0])
+def test_draws_of_a_difference_cover_its_variance(width: float) -> None:
+    # 40 studies of 50, the differences of 25 pairs each; all that is known of a pair is its own three differences and
+    # what is usual
+    rng = np.random.default_rng(6)
+    below = []
+    for _ in range(40):
+        truth, own = sampled(50, width, rng)
+        found = variances(own, np.full(50, SEEDS - 1.0))
+        for i in range(0, 50, 2):
+            variance = truth[i : i + 2].sum()
+            seen = variance * rng.chisquare(SEEDS - 1) / (SEEDS - 1)
+            drawn = found.draw_of_difference([i, i + 1], seen, SEEDS - 1, 400, rng)
+            below.append(variance < np.quantile(drawn, [0.05, 0.5, 0.95]))
+    low, middle, high = np.mean(below, axis=0)
+    assert low == pytest.approx(0.05, abs=0.05)
+    assert high == pytest.approx(0.95, abs=0.05)
+    assert middle == pytest.approx(0.5, abs=0.12)  # of two lanes as unlike as these, the one sets the sum
+
+
+def test_a_difference_of_which_nothing_else_is_known_has_the_variance_of_its_own_pairs() -> None:
+    drawn = variances(np.zeros(2), np.zeros(2)).draw_of_difference([0, 1], 4.0, 5, 20_000, np.random.default_rng(7))
+    assert (1 / drawn).mean() == pytest.approx(1 / 4.0, rel=0.03)  # σ² = 4 · 5/χ²(5)

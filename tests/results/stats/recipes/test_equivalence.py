@@ -5,6 +5,7 @@ import scipy.stats
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import against, compare
 from fp4dse.results.bench.generated import generated
+from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.recipes.equivalence import differences, promised
 
 RNG = np.random.default_rng(20260102)
@@ -127,6 +128,22 @@ def test_the_verdicts_of_differences():
     found = promised(differences(np.array([[0.1, 0.11], [-0.1, -0.11], [0.0, 0.0], [-0.2, 0.3], [0.1, np.nan]])))
     assert found["verdict"].tolist() == ["higher", "lower", "same", "open", "open"]
     assert found["more_seeds"].notna().tolist() == [False, False, False, True, False]
+
+
+def test_of_recipes_that_are_much_alike_compare_asks_for_more_seeds_than_two_alone_would():
+    """In this world a technique does half a lane's deviation. Where two alone ask for few seeds, three pairs made it
+    look like more, as all recipes together know."""
+    asked = []
+    for number in range(5):
+        rows = drawn(SIZES["48"], "weak", np.random.default_rng([11, number])).runs("weak")
+        ids = sorted(rows["config_id"][rows["points"].gt(0)].unique())
+        for pair in zip(ids[:10:2], ids[1:10:2], strict=True):
+            two = rows[rows["config_id"].isin(pair) | rows["is_baseline"]]
+            asked.append([compare(of, *pair)["more_seeds"].iloc[0] for of in (rows, two)])
+    among, alone = np.array([pair for pair in asked if np.isfinite(pair).any()]).T
+    few = alone < np.median(alone)
+    assert few.sum() > 8
+    assert among[few].mean() > 1.3 * alone[few].mean()
 
 
 def test_compare_says_how_many_more_seeds_would_tell(runs):

@@ -1,0 +1,73 @@
+"""What the seeds of a setting say of all its recipes together: what each may be over all seeds, and what a pair may be.
+
+Three pairs know next to nothing of how much the two differ and of how much a pair deviates, and of recipes that are
+much alike the flat prior of two alone expects differences that are too large. The other recipes of a setting know how
+far recipes lie apart, which settings of their knobs they owe it to, and how much lanes deviate.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.results.stats.estimates.least_squares import seed_effects
+from fp4dse.results.stats.estimates.promised import Prospect, pair_alone
+from fp4dse.results.stats.estimates.shrinkage import LEAST_RECIPES, posterior
+from fp4dse.results.stats.estimates.simultaneous import DRAWS
+from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
+from fp4dse.results.stats.levels import are_shares, levels
+from fp4dse.results.stats.paired import by_seed
+from fp4dse.results.stats.recipes.front_chance import codes_of, from_zero
+
+PROSPECTS = 400
+"""Of what a pair may be, that `more_seeds` goes through."""
+
+
+class Together(NamedTuple):
+    """The recipes of a setting that finished a seed; those of the same losses on every seed are one."""
+
+    known: NDArray[np.intp]
+    """[known]: their rows among all."""
+    first: NDArray[np.intp]
+    """[distinct]: where among the known each has its first."""
+    which: NDArray[np.intp]
+    """[known]: which of the distinct ones each is."""
+    values: NDArray[np.float64]
+    """[distinct, seeds]: log losses without what all have of a seed."""
+    spread: Spread
+    """Of the distinct ones."""
+
+
+def together(log: NDArray[np.float64]) -> Together:
+    """log: losses [recipes, seeds], NaN where there is none; some recipe has one."""
+    known = np.flatnonzero(np.isfinite(log).any(axis=1))
+    values = log[known] - seed_effects(log[known])
+    distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
+    return Together(known, first, which.ravel(), distinct, spread_over_seeds(distinct))
+
+
+def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFrame) -> NDArray[np.float64]:
+    """Draws [draws, recipes] of the true log losses of distinct recipes, from their posterior. distinct: [recipes,
+    seeds], which `spread` is of; codes: of their knobs, NaN where these are not known."""
+    factors = [] if codes.isna().any(axis=None) else from_zero(codes)
+    return posterior(spread, distinct, factors).draw(DRAWS, np.random.default_rng(0))
+
+
+def pair_among(part: pd.DataFrame, a: str, b: str, pairs: int, mean: float, std: float) -> Prospect:
+    """What two recipes of a setting may be after all, whose pairs have this mean and standard deviation. part: rows of
+    all recipes of the setting. Where fewer than five quantize, the two alone say it."""
+    part = part[part["points"].gt(0) | part["config_id"].isin([a, b])]
+    recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))
+    of = together(log)
+    if len(of.values) < LEAST_RECIPES:
+        return pair_alone(np.array([pairs]), np.array([mean]), np.array([std]))
+    two = [int(of.which[of.known.searchsorted(recipes.get_loc(name))]) for name in (a, b)]
+    rng = np.random.default_rng(0)
+    square = of.spread.variances.draw_of_difference(two, std**2, pairs - 1, PROSPECTS, rng)
+    draws = drawn_truth(of.spread, of.values, codes_of(part).reindex(recipes[of.known[of.first]]))
+    truth = draws[rng.integers(0, len(draws), PROSPECTS)][:, two]
+    apart = (truth[:, 0] - truth[:, 1])[None]
+    return Prospect(np.array([pairs]), np.array([mean]), apart, np.sqrt(square)[None])
