@@ -61,7 +61,8 @@ class Agreement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Agreements(msgspec.Struct, frozen=True):
-    """The file. apart: % of loss; ladder: presets of one task, each larger than the one before; lines: of presets."""
+    """The file. apart: % of loss; ladder: presets of one task, each larger than the one before, or trained for longer;
+    lines: of presets."""
 
     apart: float
     ladder: list[str]

@@ -20,7 +20,7 @@ from fp4dse.results.stats.paired import rows_at_best_lr
 from fp4dse.results.stats.sizes.agreement import APART
 from fp4dse.results.store.store import open_store
 
-LADDER = ["language:0.4M", "language:1M", "language:10M", "language:30M"]
+LADDER = ["language:0.4M", "language:1M", "language:3M", "language:10M", "language:10M-long", "language:30M"]
 FEW = 0.25
 """Most of these recipes that may be named as what a preset cannot see: it would be left with another question."""
 EXPLAINED = 1 / 3
