@@ -98,8 +98,8 @@ def self_attention(projection: Any, x: Tensor, heads: int) -> Tensor:
     size = width // 3 // heads
     cut = qkv.view(lanes * batch, tokens, 3, heads, size)
     q, k, v = cut.permute(2, 0, 3, 1, 4).reshape(3, -1, tokens, size).unbind(0)
-    mixed: Tensor = projection.numerics.attention(projection.layer, q, k, v)
-    return mixed.view(lanes, batch, heads, tokens, size).transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
+    mixed: Tensor = projection.numerics.attention(projection.layer, q, k, v, heads=heads)
+    return mixed.view(lanes, batch, tokens, width // 3)
 
 
 class _Recomputed(Function[Tensor]):

@@ -14,7 +14,7 @@ from torch import Tensor
 from fp4dse.dse import STAGES
 from fp4dse.kernels.lanes.stages import LaneStages
 from fp4dse.kernels.learned import Inside, clipped
-from fp4dse.kernels.ops.attention import attention
+from fp4dse.kernels.ops.attention import attention, heads_joined
 from fp4dse.kernels.ops.attention_core import attention_core
 from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.quant.operand.records import Operand, Rotation, Saved, Stored
@@ -173,9 +173,9 @@ class LaneProducts(LaneStages):
         alpha = self.clip(operand, layer)
         return None if alpha is None else alpha.detach()[:, 0]
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-        """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype. layer: of the
-        projections of q, k and v; it keys the random numbers. causal: to no later key."""
+    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, heads: int = 1) -> Tensor:
+        """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype: [N / heads, T, heads ·
+        d]. layer: of the projections of q, k and v; it keys the random numbers. causal: to no later key."""
         if self.core is None or self.evaluation == "bf16":
-            return attention(q, k, v, causal)
-        return attention_core(q, k, v, causal, self.core, self, layer)
+            return attention(q, k, v, causal, heads)
+        return heads_joined(attention_core(q, k, v, causal, self.core, self, layer), heads)

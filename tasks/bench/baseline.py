@@ -93,8 +93,8 @@ class EagerNumerics:
     def split(self, _layer: int) -> None:
         """There is one lane."""
 
-    def attention(self, _layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-        return attention(q, k, v, causal)
+    def attention(self, _layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, heads: int = 1) -> Tensor:
+        return attention(q, k, v, causal, heads)
 
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """Nothing is rounded beforehand."""

@@ -202,9 +202,9 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         lanes, batch, length, _ = x.shape
-        mixed = self.qkv.numerics.attention(self.qkv.layer, *self.heads(self.qkv(x), cos, sin), causal=True)
-        mixed = mixed.view(lanes, batch, self.shape.of_heads[0], length, -1).transpose(2, 3)
-        out: Tensor = self.out(mixed.reshape(lanes, batch, length, -1))
+        of, heads = self.heads(self.qkv(x), cos, sin), self.shape.of_heads[0]
+        mixed = self.qkv.numerics.attention(self.qkv.layer, *of, causal=True, heads=heads)
+        out: Tensor = self.out(mixed.view(lanes, batch, length, -1))
         return out
 
     def heads(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

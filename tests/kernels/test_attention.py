@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from fp4dse.kernels.ops.attention import attention
+from fp4dse.kernels.ops.attention import attention, heads_joined
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SIZES = [(1, 8), (17, 8), (64, 16), (65, 64), (129, 64), (256, 16), (300, 24), (70, 128)]
@@ -126,6 +126,27 @@ def test_of_huge_scores_the_largest_weighs_one(place, length):
     q, k, v, g = drawn(2, length, 16)
     got, wanted = (f(1e15 * q, 1e15 * k, v, g, True)[0] for f in (partial(computed, place), in_torch))
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize(("length", "size", "dtype"), [(17, 8, FP32), (130, 16, BF16), (70, 12, FP32)])
+def test_heads_that_lie_side_by_side_have_the_bits_of_heads_apart(place, heads, length, size, dtype):
+    """Forward and backward, by the kernels and by the definition; of one head nothing moves."""
+    q, k, v, g = drawn(2 * heads, length, size)
+    apart = computed(place, q, k, v, g, True, dtype)
+    low = [x.to(place.device, BF16) for x in (q, k, v)]
+    out, *kept = place.attention.forward(*low, True, dtype, heads)
+    assert out.shape == (2, length, heads * size)
+    joined = heads_joined(g.to(place.device, dtype), heads)
+    gradients = place.attention.backward(joined, *low, out, *kept, True, (dtype,) * 3, heads)
+    assert torch.equal(out.cpu(), heads_joined(apart[0], heads))
+    assert same([x.cpu() for x in gradients], apart[1:])
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = attention(*leaves, True, heads)
+    out.backward(heads_joined(g, heads))
+    expected = in_torch(q, k, v, g, True)
+    assert same([out.detach(), *(x.grad for x in leaves)], [heads_joined(expected[0], heads), *expected[1:]])
+    assert heads_joined(q, 1) is q
 
 
 def test_what_they_do_not_take_has_a_reason(place):

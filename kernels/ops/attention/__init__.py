@@ -32,23 +32,36 @@ CHUNK = 256
 """Queries whose weights are made at a time: part of the definition, since gradients of keys are summed over chunks."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """Attention of [N, T, d] each, N = lanes × batch × heads: [N, T, d] in v's dtype. causal: to no later key."""
-    return _Attention.apply(q, k, v, causal)
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, heads: int = 1) -> Tensor:
+    """Attention of [N, T, d] each, N = lanes × batch × heads, in v's dtype: [N / heads, T, heads · d], the results of
+    the heads of a token side by side, as the next layer takes them. causal: to no later key."""
+    return _Attention.apply(q, k, v, causal, heads)
+
+
+def heads_joined(x: Tensor, heads: int) -> Tensor:
+    """x [N, T, d] as [N / heads, T, heads · d]."""
+    if heads == 1:
+        return x
+    return x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
+
+
+def _heads_parted(x: Tensor, heads: int) -> Tensor:
+    """The inverse of `heads_joined`."""
+    return x.unflatten(2, (heads, -1)).transpose(1, 2).flatten(0, 1) if heads > 1 else x
 
 
 class _Attention(Function[Tensor]):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        ctx.causal, ctx.dtypes = causal, (q.dtype, k.dtype, v.dtype)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, heads: int) -> Tensor:
+        ctx.causal, ctx.heads, ctx.dtypes = causal, heads, (q.dtype, k.dtype, v.dtype)
         q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
         if kernels := _ATTENTION.kernels(q, k, v):
             ctx.kernels = kernels
-            out, *kept = kernels.forward(q, k, v, causal, ctx.dtypes[2])
+            out, *kept = kernels.forward(q, k, v, causal, ctx.dtypes[2], heads)
             ctx.save_for_backward(q, k, v, out, *kept)
             return out
         parts = [bf16(_weights(q, k, rows, causal), v[:, : _seen(rows, v, causal)].mT) for rows in _chunks(q)]
-        out = torch.cat(parts, dim=1).to(ctx.dtypes[2])
+        out = heads_joined(torch.cat(parts, dim=1).to(ctx.dtypes[2]), heads)
         ctx.save_for_backward(q, k, v, out)
         return out
 
@@ -56,8 +69,9 @@ class _Attention(Function[Tensor]):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, *kept = ctx.saved_tensors
         if kept:
-            return *ctx.kernels.backward(g, q, k, v, out, *kept, ctx.causal, ctx.dtypes), None
-        g, scale = g.to(torch.float32).contiguous(), q.shape[-1] ** -0.5
+            return *ctx.kernels.backward(g, q, k, v, out, *kept, ctx.causal, ctx.dtypes, ctx.heads), None, None
+        g, out = (_heads_parted(x, ctx.heads) for x in (g.to(torch.float32), out))
+        g, scale = g.contiguous(), q.shape[-1] ** -0.5
         mean = lane_sum(g * out, 2)[..., None]  # of the gradient of a row's weights, under these weights
         dq, dk, dv = [], torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
         for rows in _chunks(q):
@@ -68,7 +82,7 @@ class _Attention(Function[Tensor]):
             dq.append(bf16(d_scores, k[:, :end].mT))
             dk[:, :end] += bf16(d_scores.mT, q[:, rows].mT)
         gradients = torch.cat(dq, dim=1) * scale, dk * scale, dv
-        return *(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True)), None
+        return *(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None
 
 
 def _chunks(q: Tensor) -> list[slice]:

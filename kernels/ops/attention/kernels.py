@@ -21,10 +21,17 @@ def higher_of(a, b):
 
 
 @triton.jit
-def load_rows(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
-    """Rows of x [length, SIZE] as [rows, D], zero where there is nothing. Not MASKED: all rows exist."""
+def side_by_side(matrix, length, SIZE: tl.constexpr, HEADS: tl.constexpr):
+    """Where a matrix begins in [N / HEADS, length, HEADS, SIZE]: HEADS · SIZE numbers lie from a row to its next."""
+    return (matrix // HEADS * length * HEADS + matrix % HEADS) * SIZE
+
+
+@triton.jit
+def load_rows(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, HEADS: tl.constexpr = 1):
+    """Rows of x [length, SIZE] as [rows, D], zero where there is nothing. Not MASKED: all rows exist. HEADS: matrices
+    that lie side by side."""
     columns = tl.arange(0, D)
-    at = x_ptr + rows[:, None] * SIZE + columns[None, :]
+    at = x_ptr + rows[:, None] * (HEADS * SIZE) + columns[None, :]
     if MASKED:
         return tl.load(at, (rows[:, None] < length) & (columns[None, :] < SIZE), 0.0)
     if D > SIZE:
@@ -33,11 +40,11 @@ def load_rows(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: 
 
 
 @triton.jit
-def store_rows(x_ptr, x, rows, length, SIZE: tl.constexpr, D: tl.constexpr):
-    """[rows, D] into rows of x [length, SIZE], in its dtype."""
+def store_rows(x_ptr, x, rows, length, SIZE: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr = 1):
+    """[rows, D] into rows of x [length, SIZE], in its dtype. HEADS: matrices that lie side by side."""
     columns = tl.arange(0, D)
     mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
-    tl.store(x_ptr + rows[:, None] * SIZE + columns[None, :], x.to(x_ptr.dtype.element_ty), mask)
+    tl.store(x_ptr + rows[:, None] * (HEADS * SIZE) + columns[None, :], x.to(x_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -128,9 +135,10 @@ def forward_kernel(
     KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
     ONE: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """A block of queries of one matrix. q, k, v: bfloat16 [N, length, SIZE]; out: the same shape; m, inverse: float32
-    [N, length]. ONE: a block holds all keys."""
+    """A block of queries of one matrix. q, k, v: bfloat16 [N, length, SIZE]; out: [N / HEADS, length, HEADS, SIZE]; m,
+    inverse: float32 [N, length]. ONE: a block holds all keys."""
     blocks = (length + QUERIES - 1) // QUERIES
     matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     if CAUSAL:
@@ -159,17 +167,32 @@ def forward_kernel(
         inverse = 1.0 / total
         out = _outputs(out, q, k_ptr, v_ptr, m, inverse, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False)
         out = _outputs(out, q, k_ptr, v_ptr, m, inverse, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True)
-    store_rows(out_ptr + begin, out, rows, length, SIZE, D)
+    store_rows(out_ptr + side_by_side(matrix, length, SIZE, HEADS), out, rows, length, SIZE, D, HEADS)
     tl.store(m_ptr + matrix * length + rows, m, rows < length)
     tl.store(inverse_ptr + matrix * length + rows, inverse, rows < length)
 
 
 @triton.jit(do_not_specialize=["total"])  # the only number that depends on how many matrices there are
-def prepare_kernel(g_ptr, out_ptr, low_ptr, mean_ptr, total, SIZE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """The gradient g [total, SIZE] in BF16, and its product with out, summed over each row."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    g = load_rows(g_ptr, rows, total, SIZE, D, True).to(tl.float32)
-    out = load_rows(out_ptr, rows, total, SIZE, D, True).to(tl.float32)
+def prepare_kernel(
+    g_ptr,
+    out_ptr,
+    low_ptr,
+    mean_ptr,
+    total,
+    length,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """The gradient g in BF16, [total, SIZE], and its product with out, summed over each row. g and out: [total /
+    (HEADS · length), length, HEADS, SIZE]."""
+    rows, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    begin = rows * SIZE
+    if HEADS > 1:
+        begin = side_by_side(rows // length, length, SIZE, HEADS) + rows % length * (HEADS * SIZE)
+    at, mask = begin[:, None] + columns[None, :], (rows[:, None] < total) & (columns[None, :] < SIZE)
+    g, out = tl.load(g_ptr + at, mask, 0.0).to(tl.float32), tl.load(out_ptr + at, mask, 0.0).to(tl.float32)
     tl.store(mean_ptr + rows, tl.reduce(g * out, 1, plus), rows < total)
     store_rows(low_ptr, g, rows, total, SIZE, D)
 
@@ -358,12 +381,13 @@ def whole_kernel(
     D: tl.constexpr,
     ROWS: tl.constexpr,
     CAUSAL: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     """All gradients of one matrix of at most ROWS queries. g and out: as they came; the rest as in `keys_kernel`."""
     matrix, rows = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
-    begin, row = matrix * length * SIZE, matrix * length + rows
-    g = load_rows(g_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
-    out = load_rows(out_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
+    begin, row, beside = matrix * length * SIZE, matrix * length + rows, side_by_side(matrix, length, SIZE, HEADS)
+    g = load_rows(g_ptr + beside, rows, length, SIZE, D, True, HEADS).to(tl.float32)
+    out = load_rows(out_ptr + beside, rows, length, SIZE, D, True, HEADS).to(tl.float32)
     mean, low = tl.reduce(g * out, 1, plus), g.to(tl.bfloat16)
     q = load_rows(q_ptr + begin, rows, length, SIZE, D, True)
     k = load_rows(k_ptr + begin, rows, length, SIZE, D, True)

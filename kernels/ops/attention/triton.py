@@ -74,17 +74,21 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax(q kᵀ / sqrt d) v of bfloat16 [N, T, d] each, in `dtype`, and what `backward` needs: for each query the
-    maximum m of its scores in base 2 and the inverse of the sum of 2^(s - m), float32 [N, T]."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype, heads: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax(q kᵀ / sqrt d) v of bfloat16 [N, T, d] each, in `dtype`, [N / heads, T, heads · d], and what `backward`
+    needs: for each query the maximum m of its scores in base 2 and the inverse of the sum of 2^(s - m), float32 [N,
+    T]."""
     number, length, size = q.shape
     q, k, v = (_aligned(x) for x in (q, k, v))
-    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    out = torch.empty(number // heads, length, heads * size, dtype=dtype, device=q.device)
     m, inverse = torch.empty(2, number, length, dtype=torch.float32, device=q.device).unbind(0)
     shape = tiles("forward", length, size)
     programs = launch_grid(number * triton.cdiv(length, shape["QUERIES"]))
     one = length <= shape["KEYS"]
-    forward_kernel[programs](q, k, v, out, m, inverse, length, ONE=one, CAUSAL=causal, **_sizes(size), **shape)
+    flags = {"ONE": one, "CAUSAL": causal, "HEADS": heads}
+    forward_kernel[programs](q, k, v, out, m, inverse, length, **flags, **_sizes(size), **shape)
     return out, m, inverse
 
 
@@ -98,6 +102,7 @@ def backward(
     inverse: Tensor,
     causal: bool,
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    heads: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
     number, length, size = q.shape
@@ -105,11 +110,12 @@ def backward(
     dq, dk, dv = (torch.empty(q.shape, dtype=dtype, device=q.device) for dtype in dtypes)
     sizes = _sizes(size) | {"SCALE": size**-0.5, "CAUSAL": causal}
     if (whole := short(length, size)) is not None:
-        whole_kernel[launch_grid(number)](q, k, v, g, out, m, inverse, dq, dk, dv, length, **sizes, **whole)
+        tensors = q, k, v, g, out, m, inverse, dq, dk, dv
+        whole_kernel[launch_grid(number)](*tensors, length, **sizes, **whole, HEADS=heads)
         return dq, dk, dv
     low, mean, rows = torch.empty_like(q), torch.empty_like(m), number * length
-    of_rows = {"SIZE": size, "D": sizes["D"], "ROWS": _ROWS}
-    prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out, low, mean, rows, **of_rows, enable_fp_fusion=False)
+    of_rows = {"SIZE": size, "D": sizes["D"], "ROWS": _ROWS, "HEADS": heads, "enable_fp_fusion": False}
+    prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out, low, mean, rows, length, **of_rows)
     read = q, k, v, low, m, inverse, mean
     shape = tiles("keys", length, size)
     keys_kernel[launch_grid(number * triton.cdiv(length, shape["KEYS"]))](*read, dk, dv, length, **sizes, **shape)
