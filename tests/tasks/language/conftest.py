@@ -4,6 +4,7 @@ import pytest
 from torch.nn.functional import scaled_dot_product_attention
 
 from fp4dse.kernels import LaneNumerics, layers
+from fp4dse.kernels.ops.attention import heads_joined
 
 
 @pytest.fixture
@@ -13,8 +14,8 @@ def in_float32(monkeypatch):
     def product(x, w, b, *_):
         return x @ w.mT + (0.0 if b is None else b[:, None])
 
-    def attention(_self, _layer, q, k, v, causal):
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+    def attention(_self, _layer, q, k, v, causal, heads):
+        return heads_joined(scaled_dot_product_attention(q, k, v, is_causal=causal), heads)
 
     monkeypatch.setattr(layers, "product", product)
     monkeypatch.setattr(LaneNumerics, "attention", attention)

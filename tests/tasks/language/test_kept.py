@@ -196,15 +196,18 @@ def test_operands_of_linear_layers_take_a_quarter_in_mxfp4_and_half_in_fp8(capsy
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
     bf16, fp8, mxfp4 = (rows[what]["bytes_per_token_and_block"] for what in list(rows)[:3])
     operands = 6 * 128  # of a token, the MLP's inside being three times as wide as the stream
-    factors = 4 / 128
-    assert bf16 - fp8 == pytest.approx((2 - 1 - factors) * operands, abs=0.2)
-    assert bf16 - mxfp4 == pytest.approx((2 - 17 / 32) * operands, abs=0.2)  # and a factor of the tensor
-    assert rows["MXFP4"]["of_bf16"] < 0.76
+    factors, shared = 4 / 128, 2 * 128  # in BF16 the output layer keeps attention's result, which attention keeps anyhow
+    assert bf16 - fp8 == pytest.approx((2 - 1 - factors) * operands - shared, abs=0.2)
+    assert bf16 - mxfp4 == pytest.approx((2 - 17 / 32) * operands - shared, abs=0.2)  # and a factor of the tensor
+    # .76 of BF16 is wanted, and was reached while BF16 kept that result twice, in two orders: 4,616 bytes a token and
+    # block, 4,360 since, beside 3,488 in MXFP4 then and now. So it is missed though nothing keeps more than before
+    assert (bf16, mxfp4) == pytest.approx((4360, 3488), abs=0.2)
+    assert rows["MXFP4"]["of_bf16"] < 0.805
     assert rows["MXFP4"]["of_fp8"] < 0.91
     inside = rows["MXFP4, and SwiGLU in MXFP8"]
     saved = mxfp4 - inside["bytes_per_token_and_block"]
     assert saved == pytest.approx((2 - 33 / 32) * 2 * 3 * 128)  # gate and up
-    assert inside["of_bf16"] < 0.62
+    assert inside["of_bf16"] < 0.635  # wanted: .62, reached while BF16 kept 4,616
     assert rows["MXFP4, decoded"]["of_bf16"] > 1
     assert ended.value.code in (0, None)
 
