@@ -107,9 +107,9 @@ def backend(device: str) -> Backend:
     if dispatch.by_device(device, cpu=False, cuda=True):
         if reason := dispatch.why_not_fused(device):
             return _eager(reason)
-        kernels = {"operand": fused.operand, "fp8": fused.fp8, "packed": fused.packed, "maxima": fused.rotated_maxima}
-        # both_fp8 belongs here once `python -m tests.kernels.fp8_quantizer_variants` has found 0 wrong, and it faster
-        kernels |= {"squares": fused.squares, "by_scales": by_scales, "through": fused.through}
+        kernels = {"operand": fused.operand, "fp8": fused.fp8, "both_fp8": fused.both_fp8, "packed": fused.packed}
+        kernels |= {"maxima": fused.rotated_maxima, "squares": fused.squares}
+        kernels |= {"by_scales": by_scales, "through": fused.through}
         return msgspec.structs.replace(_eager(), name="triton", **kernels)
     reason = why_not_compiled(device)
     return _eager(reason) if reason else _compiled()

@@ -5,7 +5,7 @@
 On a GPU. For each size the bytes of each way are compared with those of the kernel for all formats, then its time
 stands beside that kernel's, that of the quantizer of operands in BF16, and a copy of as many bytes; last the way in use
 where 5 % of tiles of columns, 10 % of rows, have a number that FP8 does not hold. Ways are compiled by several
-processes first. The fastest goes into `COLUMNS` and `ROWS`, with its time into docs/log.md.
+processes first. The fastest goes into `COLUMNS`, `ROWS` and `BOTH`, with its time into docs/log.md.
 
 Instructions an element, of a tile that is held, are some 13 for all of them, beside 41 (rows) and 50 (columns) of the
 kernel for all formats: so bytes should limit, and what differs is how many programs run at a time and how threads share
@@ -32,7 +32,7 @@ from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.triton import launch
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton.features import features_of
-from fp4dse.kernels.quant.triton.pair_both import both_in_fp8, both_with
+from fp4dse.kernels.quant.triton.pair_both import BOTH, both_in_fp8, both_with
 from fp4dse.kernels.quant.triton.pair_columns import COLUMNS, columns_in_fp8, columns_with
 from fp4dse.kernels.quant.triton.pair_rows import ROWS, rows_in_fp8, rows_with
 from fp4dse.kernels.quant.triton.pair_tiles import How
@@ -170,7 +170,8 @@ def table_of_both(width: int) -> int:
             wanted = rows_in_fp8(y, call, E5M2, history), columns_in_fp8(y, call, E5M2, history)
             bad += sum(map(differing, found, wanted))
         us = timed(lambda how=how: both_in_fp8(x, calls, dtypes, histories, how))
-        name = f"both, rows {how.rows}, words {how.words}, registers {how.registers}"
+        in_use = ", in use" if how == BOTH else ""
+        name = f"both, rows {how.rows}, words {how.words}, registers {how.registers}{in_use}"
         print(f"{us:7.1f} us, {copy / us:.2f} of a copy, {bad} wrong: {name}", flush=True)
         wrong += bad
     return wrong

@@ -8,11 +8,10 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from fp4dse.dse import Hadamard, Recipe
-from fp4dse.kernels import LaneNumerics, lanes
+from fp4dse.kernels import LaneNumerics, backend, dispatch, lanes
 from fp4dse.kernels.layers import product
 from fp4dse.kernels.ops import fp8
 from fp4dse.kernels.ops.fp8 import E4M3, E5M2, History
-from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton import pair_both, unfused
 from tests.kernels.fp8_operands import DTYPES, INTERPRETED, MX, assert_same_operand, changed, history_of
@@ -135,8 +134,11 @@ def test_its_operator_is_sound(place):
 @INTERPRETED
 @pytest.mark.usefixtures("any_size", "on_units")
 def test_a_layer_has_the_same_gradients_and_state_whether_or_not_its_gradient_is_read_once(place, monkeypatch):
-    """Of one read where both products want it and are of FP8 units, and nothing else is done to it."""
-    kernels = msgspec.structs.replace(PLAIN, operand=fused.operand, fp8=fused.fp8)
+    """With what a GPU has: of one read where both products want it and are of FP8 units, and nothing else is done to
+    it."""
+    monkeypatch.setattr(dispatch, "why_not_fused", lambda _: None)
+    kernels = backend.__wrapped__("cuda")
+    assert kernels.both_fp8 is fused.both_fp8
     calls = []
 
     def counted(*arguments):
@@ -154,8 +156,9 @@ def test_a_layer_has_the_same_gradients_and_state_whether_or_not_its_gradient_is
     ):
         recipe = msgspec.structs.replace(RECIPES[name], gemm="fp8-exact")
         results = []
-        for backend in (kernels, msgspec.structs.replace(kernels, both_fp8=counted)):
-            monkeypatch.setattr(lanes, "backend", lambda _, of=backend: of)
+        for both_fp8 in (None, counted):
+            of = msgspec.structs.replace(kernels, both_fp8=both_fp8)
+            monkeypatch.setattr(lanes, "backend", lambda _, of=of: of)
             numerics, found = LaneNumerics([recipe] * 2, (3, 4), dtype=torch.bfloat16), []
             for step, scale in ((0, 1.0), (1, 2.0**-12)):
                 numerics.step.fill_(step)
