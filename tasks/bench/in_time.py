@@ -13,7 +13,6 @@ when time is up. What was tuned until then stays in torch's cache on disk, where
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -29,7 +28,7 @@ import torch
 
 from fp4dse.dse.program.leash import die_with
 from fp4dse.kernels.dispatch import by_device
-from fp4dse.tasks.engine.lane_counts import reset_peak
+from fp4dse.tasks.engine.lane_counts import give_back
 
 LIMIT_S = 240.0
 """Seconds for all ways of a peer: starting a process, compiling and timing."""
@@ -93,8 +92,7 @@ class NotInTime(Exception):
 
 def least_us(work: Work, device: str, limit_s: float = LIMIT_S, ways: Sequence[Way] = WAYS) -> Found:
     """`work` by each of the ways, until `limit_s` seconds have passed."""
-    gc.collect()
-    reset_peak(device)  # gives back what this process has taken and does not use
+    give_back(device)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_try_all, args=(os.getpid(), theirs, work, device, tuple(ways)))
@@ -138,8 +136,7 @@ def _try_all(parent: int, results: Connection, work: Work, device: str, ways: Se
         for way in ways:
             results.send(_try(work, way))
             torch.compiler.reset()
-            gc.collect()
-            reset_peak(device)
+            give_back(device)
 
 
 def _try(work: Work, way: Way) -> Tried:

@@ -12,11 +12,9 @@ from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline, side_by_side
 from fp4dse.tasks.bench.recipes import APART, FORMATS, by_layer, uniform_recipe, with_amax, with_core
 from fp4dse.tasks.bench.row import Measure
-from fp4dse.tasks.bench.step_time import LEAST_S, WARM_UP, step_us
+from fp4dse.tasks.bench.step_time import LEAST_S, WARM_UP, built_alone, step_us
 from fp4dse.tasks.catalogue import BF16 as BETWEEN
-from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds
-from fp4dse.tasks.engine.population import Population
-from fp4dse.tasks.task import with_steps
+from fp4dse.tasks.engine.lane_counts import lanes_of, peak_bytes, step_seconds
 
 
 def mlp(device: str) -> list[Measure]:
@@ -95,8 +93,7 @@ def layers(device: str) -> list[Measure]:
     def rules() -> tuple[float, str]:
         uniform = {name: step_us(task, uniform_recipe(name), lanes, device, 10) for name in FORMATS}
         planned = sorted(lanes_of(task, by_layer(), lanes), key=lambda lane: [r.label() for r in lane.recipe.layers])
-        mixed = Population(with_steps(task, TIMED_STEPS), planned, device)
-        us = 1e6 * step_seconds(mixed, LEAST_S, 10, WARM_UP)
+        us = 1e6 * step_seconds(built_alone(task, planned, device), LEAST_S, 10, WARM_UP)
         note = ", ".join(f"{name} {each / lanes:.1f}" for name, each in uniform.items())
         return us / max(uniform.values()), f"{us / lanes:.1f} µs a lane and step; {note}"
 

@@ -23,7 +23,7 @@ from fp4dse.dse import Recipe
 from fp4dse.dse.program.leash import die_with
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.tasks import get_task
-from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, reset_peak, wait_for
+from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, give_back, lanes_of, wait_for
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.task import with_steps
 from fp4dse.tasks.threads import torch_threads
@@ -54,7 +54,7 @@ def tokens_per_second(
     begin = context.Barrier(len(recipes)), os.getpid()
     threads = max(1, len(os.sched_getaffinity(0)) // len(recipes))
     rate = partial(_steps_per_second, task, lanes, device, least_s, warm_up, threads)
-    reset_peak(device)  # gives back what this process has taken and does not use
+    give_back(device)  # the processes want it all
     with ProcessPoolExecutor(len(recipes), context, _take, begin) as pool:
         tries = [pool.submit(rate, name) for name in recipes]
     failures = [failure for each in tries if (failure := each.exception())]

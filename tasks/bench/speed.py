@@ -1,12 +1,13 @@
 """The rows of `fp4dse bench train`: how fast populations train and what they take, all ratios from one run.
 
 What several rows need is measured once. Each row is yielded as soon as it is measured, so that a failure later on
-loses none of them.
+loses none of them, and its memory is given back, so that the next one, and its processes, have the whole device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -15,6 +16,7 @@ from fp4dse.tasks.bench import on_cpu, on_gpu
 from fp4dse.tasks.bench.peers import against_compiled
 from fp4dse.tasks.bench.rollouts import rollouts
 from fp4dse.tasks.bench.row import Measure, Row, measured
+from fp4dse.tasks.engine.lane_counts import give_back
 
 ON_GPU = (on_gpu.mlp, on_gpu.decoders, on_gpu.layers, on_gpu.images, against_compiled, on_gpu.workers, rollouts)
 """Rows of a GPU, in their order."""
@@ -33,10 +35,9 @@ def bench(device: str, only: Sequence[str] = ()) -> Iterator[Row]:
 
 
 def _rows(measures: Sequence[Measure], device: str) -> Iterator[Row]:
-    if torch.device(device).type == "cpu":
-        yield from map(measured, measures)
-        return
+    on_cpu = torch.device(device).type == "cpu"
     for measure in measures:
-        with torch.cuda.device(device):
+        with nullcontext() if on_cpu else torch.cuda.device(device):
             row = measured(measure)
+            give_back(device)
         yield row

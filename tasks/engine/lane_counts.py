@@ -87,7 +87,6 @@ def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | No
     """The memory model of a population; None where one lane does not fit."""
     if (found := _memory_of_several(task, recipes, device)) is not None:
         return found
-    gc.collect()  # what did not fit
     try:
         return Memory(0, peak_bytes(task, recipes, device, 1))  # all of it counts as the lane's own
     except torch.OutOfMemoryError:
@@ -120,6 +119,7 @@ def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, s
 
 def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: int) -> float:
     """Steps of all lanes per second, once everything is compiled and captured."""
+    give_back(device)
     return lanes / step_seconds(Population(with_steps(task, TIMED_STEPS), lanes_of(task, recipes, lanes), device))
 
 
@@ -215,11 +215,19 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def reset_peak(device: str) -> int:
-    """Bytes in use; the peak is counted from here."""
+def give_back(device: str) -> None:
+    """Free the memory of populations that nobody holds any more, for the next one and for other processes. A population
+    refers to itself: without this it stays, with its graphs, until Python happens to look for cycles."""
+    gc.collect()
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
+
+
+def reset_peak(device: str) -> int:
+    """Bytes in use; the peak is counted from here."""
+    give_back(device)
+    if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     Path("/proc/self/clear_refs").write_text("5")

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -42,7 +41,6 @@ def test_where_a_few_lanes_are_too_many_one_tells_how_many_fit(monkeypatch, room
         return 1000 * lanes
 
     monkeypatch.setattr(lane_counts, "peak_bytes", peak)
-    monkeypatch.setattr(lane_counts, "gc", SimpleNamespace(collect=lambda: None))  # slow among so many modules
     assert plan_lanes(TASK, RECIPES, "cpu", memory=1000 * room / lane_counts.SHARE) == fit
 
 

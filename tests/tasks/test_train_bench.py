@@ -1,5 +1,7 @@
 """The training benchmark: its baseline does what it stands for, and what cannot be measured says why."""
 
+import gc
+import weakref
 from functools import partial
 
 import msgspec
@@ -9,7 +11,7 @@ import torch
 from fp4dse.dse import QUANTIZERS, SLOTS, ConfigError, Recipe
 from fp4dse.kernels import dispatch, quantize
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline, compiled, on_cpu, on_gpu, peers, side_by_side, speed
+from fp4dse.tasks.bench import baseline, compiled, on_cpu, on_gpu, peers, side_by_side, speed, step_time
 from fp4dse.tasks.bench.in_time import WAYS, Found, Tried
 from fp4dse.tasks.bench.recipes import APART, with_amax
 from fp4dse.tasks.bench.row import Measure, Row, measured
@@ -79,6 +81,60 @@ def test_rows_come_as_they_are_measured_and_only_those_that_are_asked_for(monkey
     assert [row.what for row in rows] == ["narrow MLP"]
     with pytest.raises(ConfigError, match="--only: found 'poetry'; accepted: a part of one of wide MLP; decoder"):
         speed.bench("cpu", ["poetry"])
+
+
+@pytest.fixture
+def held_back():
+    """Python does not look for cycles by itself, as it need not while a population is built."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("held_back")
+def test_populations_that_a_row_compares_are_there_one_after_the_other(monkeypatch):
+    """Of those before it, each finds no weight left. A row of `language:10M` on a GPU of 80 GB had no room for two."""
+    weights, found = [], []
+
+    def population(task, lanes, device):
+        found.append([of() is None for of in weights])
+        built = Population(task, lanes, device)
+        weights.extend(map(weakref.ref, built.model.parameters()))
+        return built
+
+    monkeypatch.setattr(step_time, "Population", population)
+    monkeypatch.setattr(step_time, "WARM_UP", 1)
+    monkeypatch.setattr(step_time, "LEAST_S", 1e-9)
+    monkeypatch.setattr(on_gpu, "get_task", lambda name, _: get_task(name, "smoke"))
+    row = next(row for row in on_gpu.decoders("cpu") if row.what.startswith("language:10M, nvidia-nvfp4 held"))
+    assert row.value() > 0
+    before, after = found
+    assert not before
+    assert after
+    assert all(after)
+
+
+@pytest.mark.usefixtures("held_back")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_row_gives_its_memory_back_before_the_next(monkeypatch, fails):
+    """Whether or not it was measured."""
+    weights = []
+
+    def first():
+        task = get_task("regression", "smoke")
+        population = Population(with_steps(task, 2), lanes_of(task, [Recipe.named("bf16")], 1), "cpu")
+        weights.extend(map(weakref.ref, population.model.parameters()))
+        if fails:
+            raise torch.OutOfMemoryError
+        return 1.0
+
+    def second():
+        return float(sum(of() is not None for of in weights))
+
+    monkeypatch.setattr(on_cpu, "mlps", lambda: [Measure(of.__name__, "s", "", of) for of in (first, second)])
+    rows = list(speed.bench("cpu"))
+    assert weights
+    assert [row.value for row in rows] == [None if fails else 1.0, 0.0]
 
 
 @pytest.mark.parametrize(("value", "reach", "reached"), [(1.0, "≤ 2", True), (3.0, "≤ 2", False), (3.0, "≥ 2", True)])
