@@ -53,6 +53,7 @@ ASKING = {
     "engine/population.py: _build": "streams and graphs",
     "engine/lane_counts.py: why_not_fit": "memory that is free",
     "engine/lane_counts.py: wait_for": "what a clock measures",
+    "engine/lane_counts.py: give_back": "memory that is free",
     "engine/lane_counts.py: reset_peak": "memory that is taken",
     "engine/lane_counts.py: peak": "memory that is taken",
     "engine/run.py: _peak_memory": "memory that is taken",

@@ -125,10 +125,8 @@ def backward(
     """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
     shape, (_, length, size), lanes = Shape(out, use), out.shape, use.numerics.lanes
     g, low, mean = g.contiguous(), torch.empty(out.shape, dtype=BF16, device=g.device), torch.empty_like(kept.scores.m)
-    rows, of_rows = (
-        mean.numel(),
-        {"SIZE": size, "D": padded(size), "ROWS": _ROWS, "HEADS": 1, "enable_fp_fusion": False},
-    )
+    rows = mean.numel()
+    of_rows = {"SIZE": size, "D": padded(size), "ROWS": _ROWS, "HEADS": 1, "enable_fp_fusion": False}
     prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out.contiguous(), low, mean, rows, length, **of_rows)
 
     (of_g, factor_g), g_along = both(use.product("dp"), 0, use.product("dv"), g, use, low)
