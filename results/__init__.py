@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fp4dse.results.stats.recipes.equivalence import against, compare
     from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
     from fp4dse.results.stats.recipes.pareto import front
+    from fp4dse.results.stats.recipes.ranked import versus_soonest
     from fp4dse.results.stats.recipes.summary import noise_floor, summarize
     from fp4dse.results.stats.recipes.tokens_worth import margins
     from fp4dse.results.stats.sizes.agreement import agreement
@@ -47,6 +48,7 @@ __getattr__ = lazy(
         "stats.recipes.front_chance": ("front_chance", "hypervolume"),
         "stats.recipes.tokens_worth": ("margins",),
         "stats.recipes.pareto": ("front",),
+        "stats.recipes.ranked": ("versus_soonest",),
         "stats.recipes.summary": ("noise_floor", "summarize"),
         "stats.sizes.agreement": ("agreement",),
         "stats.sizes.extrapolation": ("extrapolation",),
@@ -94,5 +96,6 @@ __all__ = [
     "scaling",
     "stability",
     "summarize",
+    "versus_soonest",
     "write_report",
 ]

@@ -14,6 +14,7 @@ from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.recipes.ranked import versus_soonest
 from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ
 from fp4dse.results.stats.recipes.summary import noise_floor, summarize
 from fp4dse.results.stats.recipes.tokens_worth import margins
@@ -53,6 +54,7 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "marginal": marginal,
     "matched": matched,
     "versus_best": against,
+    "versus_soonest": versus_soonest,
     "margins": margins,
     "learning_rates": learning_rates,
     "stability": stability,
@@ -110,6 +112,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
     "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),
+    "versus_soonest": ("task label difference", "verdict", "more_seeds", "low high", "pairs", "ranked_by"),
     "margins": ("task margin margin_of", "preset"),
     "learning_rates": ("task label lr", "grid at_edge", "source", "optimism", "same_grid"),
     "stability": ("task factor level selected", "coefficient", "low high"),
@@ -188,7 +191,7 @@ _TEXTS |= {
     "start",
     "verdict",
 }
-_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source", "margin_of"}
+_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source", "margin_of", "ranked_by"}
 _TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 """The columns of views that are texts, for views without a value in them."""
 

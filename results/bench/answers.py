@@ -17,7 +17,8 @@ from fp4dse.results.stats.recipes.candidates import candidates
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import front_chance
-from fp4dse.results.stats.recipes.recommendation import verdicts_from, with_chance
+from fp4dse.results.stats.recipes.ranked import with_chance
+from fp4dse.results.stats.recipes.recommendation import verdicts_from
 from fp4dse.results.stats.recipes.summary import summarize
 from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.stats.stages import CONFIRM, STAGE

@@ -34,9 +34,9 @@ QUERIES = (
     "SELECT task, preset, count(*) FILTER (verdict IN ('open', 'same')) AS open, "
     "count(*) FILTER (choice IS NULL AND diverged > 0) AS diverged, "
     "count(*) FILTER (choice IS NULL AND coalesce(diverged, 0) = 0) AS missing FROM confirmed GROUP BY ALL",
-    "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
+    "SELECT task, preset, verdict, count(*) AS recipes FROM versus_soonest "
     "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
-    "FROM versus_best",
+    "FROM versus_soonest",
     "FROM margins",
     "FROM learning_rates",
     "SELECT task, preset, sum(at_edge::INT) AS at_edge, "

@@ -18,7 +18,8 @@ from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, numbered, r
 from fp4dse.results.stats.recipes.equal_cost import matched
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.front_chance import chance_of
-from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ, confirmed_if_any, verdicts_from, with_chance
+from fp4dse.results.stats.recipes.ranked import with_chance
+from fp4dse.results.stats.recipes.recommendation import VERDICTS_READ, confirmed_if_any, verdicts_from
 from fp4dse.results.stats.recipes.summary import noise_floor, summarize
 from fp4dse.results.stats.recipes.verdict import Verdict
 from fp4dse.results.stats.techniques.divergence import divergence

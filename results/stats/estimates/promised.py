@@ -64,8 +64,9 @@ def more_seeds(of: Prospect, limits: Limits) -> Array:
 
 
 def pair_alone(pairs: Array, mean: Array, std: Array) -> Prospect:
-    """What pairs may be of which nothing else is known: σ² = s² (n0 - 1)/χ²(n0 - 1), δ = m + σ/√n0 · N(0, 1). [rows]
-    each; pairs: 2 or more; std: above 0."""
+    """The prospect of pairs of which nothing else is known: σ² = s² (n0 - 1)/χ²(n0 - 1), δ = m + σ/√n0 · N(0, 1).
+
+    pairs, mean, std: [rows] each; 2 or more pairs, and deviations above 0."""
     freedom = pairs[:, None] - 1.0
     deviation = np.repeat(std[:, None] * np.sqrt(freedom / chdtri(freedom, _NODES)), len(_NODES), axis=1)
     truth = mean[:, None] + deviation / np.sqrt(pairs[:, None]) * np.tile(NORMAL, len(_NODES))

@@ -56,7 +56,7 @@ def confirmed(runs: pd.DataFrame) -> pd.DataFrame:
     names = {"gap": "screened", "gap_low": "screened_low", "gap_high": "screened_high"}
     listed = listed.rename(columns=names)
     parts = _judged(new, listed) if len(new) else []
-    unknown = listed.assign(**{**dict.fromkeys(_JUDGED, np.nan), "verdict": None})
+    unknown = listed.assign(**{**dict.fromkeys(_JUDGED, np.nan), "ranked_by": None, "verdict": None})
     out = listed.merge(stacked(parts, [*_KEYS, *_JUDGED]), how="left", on=_KEYS) if parts else unknown
     out["moved"] = out["gap"] - out["screened"].where(np.isfinite(out["screened"].astype(float)))
     for name in ("best", "recommended"):

@@ -1,36 +1,28 @@
 """The recipe to use in each setting, and all else that the verdict on it says (verdict.py), from frames of statistics.
 
-The recipe is the one that is expected to take the least time to BF16's loss, which is the one of the lowest loss at
-equal time (equal_time.py), of those that save time against BF16 if any does; where nothing tells what time is worth, or
-no gap is in reach of more tokens, the one of the lowest loss. Expected is what the posterior of shrinkage.py says
-(front_chance.py): a recipe that is chosen by that is nearer to the best than the one of the lowest mean, which may be
-lucky. Where candidates were confirmed on fresh seeds (confirmed.py), their answer goes before the screened one.
+The recipe is the first in the order of ranked.py. Where candidates were confirmed on fresh seeds (confirmed.py), their
+answer goes before the screened one.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fp4dse.dse.agreement import warning
 from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
-from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, bf16_cost, plain_ids, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, plain_ids, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
-from fp4dse.results.stats.recipes.equal_time import Time, at_equal_time, ranking, slope_of, time_to_quality
-from fp4dse.results.stats.recipes.equivalence import against
+from fp4dse.results.stats.recipes.equal_time import Time, time_to_quality
 from fp4dse.results.stats.recipes.front_chance import chance_of
-from fp4dse.results.stats.recipes.margins import Margin, margin_of
-from fp4dse.results.stats.recipes.pareto import LEAST_SAVING, worth_naming
+from fp4dse.results.stats.recipes.margins import Margin
+from fp4dse.results.stats.recipes.ranked import CHANCE, Ranked, settings_of, versus_first, with_chance
 from fp4dse.results.stats.recipes.rate_choice import Rates, rates_of
 from fp4dse.results.stats.recipes.summary import SUMMARIZED, summarize
 from fp4dse.results.stats.recipes.verdict import Against, Confirmed, Verdict
@@ -39,9 +31,6 @@ from fp4dse.results.text.ratios import change, counted
 
 VERDICTS_READ = [*SUMMARIZED, *MARGINS, "trains"]
 """The columns that verdicts are from."""
-
-CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
-"""The columns that `front_chance` adds."""
 
 NO_RECIPE = pd.Series(
     {"config_id": None, "label": "", "name": None, "pairs": 0}
@@ -63,12 +52,6 @@ def confirmed_if_any(runs: pd.DataFrame) -> pd.DataFrame:
     return confirmed(runs) if len(fresh(runs)) else stacked([], CONFIRMED_COLUMNS)
 
 
-def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `summarize` with CHANCE of `front_chance`, NaN for those that do not compete."""
-    keys = [*SETTING, "config_id"]
-    return recipes.merge(chance[[*keys, *CHANCE]], how="left", on=keys)
-
-
 def verdicts_from(
     rows: pd.DataFrame,
     recipes: pd.DataFrame,
@@ -81,21 +64,17 @@ def verdicts_from(
     rows: of `rows_at_best_lr`; recipes: of `with_chance`; rates: of `learning_rates`; new: of `confirmed_if_any`;
     varied: of `varied_by`, if it is at hand.
     """
-    frames = (rows, rates, new)
+    each = settings_of(rows, recipes)
+    versus = versus_first(rows, each, varied)
+    frames = (versus, rates, new)
     parts = [dict(iter(frame.groupby(list(SETTING), sort=False, observed=True))) for frame in frames]
-    empty = [frame.iloc[:0] for frame in frames]
-    each = {
-        setting: _Setting(lines, *(part.get(setting, none) for part, none in zip(parts, empty, strict=True)))
-        for setting, lines in recipes.groupby(list(SETTING), sort=False)
-    }
-    picks = {setting: one.ranked["config_id"].iloc[0] for setting, one in each.items() if len(one.ranked)}
-    slopes = pd.Series({one.rows["setting"].iloc[0]: one.slope for one in each.values()}, dtype=float)
-    versus = against(at_equal_time(rows, slopes), picks, varied=varied)
-    others = dict(iter(versus.groupby(list(SETTING), sort=False, observed=True)))
     found = []
     for setting, one in each.items():
-        screened = _verdict(setting, one, others.get(setting, versus.iloc[:0]))
-        on_fresh = _confirmed(one.new, screened.margin)
+        others, of_rates, of_new = (
+            part.get(setting, frame.iloc[:0]) for part, frame in zip(parts, frames, strict=True)
+        )
+        screened = _verdict(setting, one, others, of_rates)
+        on_fresh = _confirmed(of_new, screened.margin)
         first = on_fresh or screened
         line = one.lines[one.lines["config_id"].eq(first.config_id)]
         says = screened.warnings
@@ -103,58 +82,6 @@ def verdicts_from(
             says = (*_of_the_recipe(line.iloc[0], first.time, plain_ids(one.lines)), *says)
         found.append(screened._replace(confirmed=on_fresh, warnings=says))
     return found
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """The frames of one setting."""
-
-    lines: pd.DataFrame
-    rows: pd.DataFrame
-    rates: pd.DataFrame
-    new: pd.DataFrame
-
-    @cached_property
-    def margin(self) -> Margin:
-        return margin_of(self.rows)
-
-    @cached_property
-    def tried(self) -> pd.DataFrame:
-        return self.lines[~self.lines["is_baseline"]]
-
-    @cached_property
-    def finite(self) -> pd.DataFrame:
-        """Those that quantize and have a gap."""
-        found = self.tried[self.tried["points"].gt(0) & np.isfinite(self.tried["gap"].astype(float))]
-        return found.assign(expected=found["expected"].fillna(found["gap"]).astype(float))
-
-    @cached_property
-    def named(self) -> NDArray[np.bool_]:
-        """[finite]: those that may be recommended."""
-        return worth_naming(self.finite[OVERHEAD], self.finite["seeds"], bf16_cost(self.rows))
-
-    @cached_property
-    def slope(self) -> float:
-        """The worth of tokens by which recipes are ranked; NaN where they are ranked by their gaps."""
-        able = self.finite[self.named]
-        return ranking(able["expected"], able[OVERHEAD], slope_of(self.margin))[1]
-
-    @cached_property
-    def ranked(self) -> pd.DataFrame:
-        """Those that may be recommended, the first of them is."""
-        return self._by_rank(self.finite[self.named])
-
-    def slower(self) -> int:
-        """The number of those that save no time, and would be ranked before the first that does."""
-        if self.ranked.empty or not self.ranked[OVERHEAD].iloc[0] <= 1 - LEAST_SAVING:
-            return 0
-        often = self.finite[self.finite["seeds"].ge(min(2, self.finite["seeds"].max()))]
-        before = self._by_rank(often)["rank"].lt(self.ranked["rank"].iloc[0])
-        return int((before & often[OVERHEAD].gt(1 - LEAST_SAVING)).sum())
-
-    def _by_rank(self, lines: pd.DataFrame) -> pd.DataFrame:
-        rank, _ = ranking(lines["expected"], lines[OVERHEAD], self.slope)
-        return lines.assign(rank=rank).sort_values(["rank", OVERHEAD], kind="stable")
 
 
 def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
@@ -182,14 +109,14 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
     )
 
 
-def _verdict(setting: tuple[Any, ...], of: _Setting, versus: pd.DataFrame) -> Verdict:
-    """versus: the lines of `against` the recipe to use, at equal time."""
+def _verdict(setting: tuple[Any, ...], of: Ranked, versus: pd.DataFrame, rates: pd.DataFrame) -> Verdict:
+    """versus: the lines of `versus_first`; rates: of `learning_rates`."""
     tried, ranked, margin = of.tried, of.ranked, of.margin
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     pick = ranked.iloc[0] if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
-    chosen = rates_of(of.rates, pick["config_id"])
+    chosen = rates_of(rates, pick["config_id"])
     mine = of.rows[of.rows["config_id"].eq(pick["config_id"])]
     gap = _expected(pick)
     bf16 = _against_bf16(gap, int(pick["pairs"]), margin)

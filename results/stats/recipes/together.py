@@ -1,4 +1,4 @@
-"""What the seeds of a setting say of all its recipes together: what each may be over all seeds, and what a pair may be.
+"""The recipes of a setting taken together: what each may be over all seeds by the seeds of all, and what a pair may be.
 
 Three pairs know next to nothing of how much the two differ and of how much a pair deviates, and of recipes that are
 much alike the flat prior of two alone expects differences that are too large. The other recipes of a setting know how
@@ -57,7 +57,7 @@ def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFra
 
 
 def pair_among(part: pd.DataFrame, a: str, b: str, pairs: int, mean: float, std: float) -> Prospect:
-    """What two recipes of a setting may be after all, whose pairs have this mean and standard deviation. part: rows of
+    """The prospect of two recipes of a setting, whose pairs have this mean and standard deviation. part: rows of
     all recipes of the setting. Where fewer than five quantize, the two alone say it."""
     part = part[part["points"].gt(0) | part["config_id"].isin([a, b])]
     recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))

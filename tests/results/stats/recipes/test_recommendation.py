@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fp4dse.dse.agreement import agreements
-from fp4dse.results import add_gap, open_store
+from fp4dse.results import add_gap, open_store, versus_soonest
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.recipes.recommendation import verdicts
@@ -45,6 +45,21 @@ def test_a_faster_recipe_is_the_one_to_use_where_more_tokens_make_up_for_its_gap
     assert steep.why == "the least time to BF16's loss"
     unknown = only(frame)  # nothing says what tokens are worth
     assert (unknown.name, unknown.why, math.isnan(unknown.time.mean)) == ("nvfp4", "the lowest loss", True)
+
+
+def test_the_view_of_all_against_the_one_to_use_is_at_equal_time_where_that_chose_it(runs):
+    frame = runs(bf16=[0.5, 0.51, 0.49], nvfp4=[0.505, 0.515, 0.495], mxfp4=[0.52, 0.53, 0.51])
+    frame = priced(frame, nvfp4=0.9, mxfp4=0.6)
+    slope = 0.3
+    of_time = versus_soonest(worth(frame, slope)).set_index("label")
+    assert set(of_time["ranked_by"]) == {"time"}
+    assert of_time.index.tolist() == ["nvfp4", "bf16"]  # of MXFP4, which has no line of its own
+    there = math.log(0.505 / 0.52) + slope * math.log(0.9 / 0.6)
+    assert of_time.loc["nvfp4", "difference"] == pytest.approx(there, abs=2e-3)
+    assert of_time.loc["nvfp4", "verdict"] == "higher"
+    of_loss = versus_soonest(frame).set_index("label")
+    assert set(of_loss["ranked_by"]) == {"loss"}
+    assert of_loss.loc["mxfp4", "difference"] == pytest.approx(math.log(0.52 / 0.505), abs=2e-3)
 
 
 def test_where_no_gap_is_in_reach_of_four_times_the_tokens_it_is_the_lowest_loss(runs):
