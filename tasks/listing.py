@@ -30,6 +30,7 @@ SECONDS = {
     "diffusion:small": 110.0,
     "diffusion:dit-smoke": 0.5,
     "diffusion:dit-small": 100.0,
+    "diffusion:teacher": 5.0,
     "language:smoke": 0.8,
     "language:tiny": 17.0,
     "language:small": 120.0,

@@ -1,6 +1,7 @@
 """Diffusion: models that predict the noise in images, by a UNet and by a transformer.
 
-Data: the digits that scikit-learn ships, a path (tasks/data/images.py), or procedural images (tasks/data/shapes.py).
+Data: the digits that scikit-learn ships, a path (tasks/data/images.py), or procedural images (tasks/data/shapes.py). In
+one preset a teacher predicts the noise (teacher_student.py).
 After training each lane draws samples: their Fréchet distance is the metric `fid` (lower is better; frechet.py), and 64
 of them the picture `samples`.
 """
@@ -18,6 +19,7 @@ from fp4dse.tasks.data.shapes import COLOURED, LARGE
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.frechet import frechet_distance, reference, sample_sheet
 from fp4dse.tasks.diffusion.process import noised, sample
+from fp4dse.tasks.diffusion.teacher_student import taught
 from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.image_preset import ImagePreset, Model, needed
@@ -67,15 +69,18 @@ SIZES = {
     ),
     "dit-smoke": Preset(dit(4, 32, 1, 2), 32, 5e-3, 60, samples=64, sampler=4),
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
+    "teacher": Preset(dit(4, 64, 1, 4), 64, 4e-3, 480, weight_decay=0.1, clip=1.0, samples=128, sampler=10),
     "dit-cifar": _epochs(dit(4, 256, 6, 4), 128, 5e-4),
 }
 """`smoke`, `small`, `cifar` and 2509.17791's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets. What it does not
 say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `paper` is here its falling part."""
 
+TAUGHT = {"teacher": 0.5}
+"""Presets in which a teacher predicts the noise, and the noise of their start (teacher_student.py)."""
 
-def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, _val_loss: torch.Tensor) -> Finish:
-    height, width, channels = problem.train_x.shape[2:]
-    images = sample(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
+
+def _finish(size: Preset, model: nn.Module, _problem: Problem, draws: Draws, _val_loss: torch.Tensor) -> Finish:
+    images = sample(model, draws, size.data().shape, size.samples, size.sampler).cpu()
     against = reference(size.data)
     distances = torch.tensor([frechet_distance(against, lane) for lane in images], dtype=torch.float64)
     return Finish({"fid": distances}, {"samples": [sample_sheet(lane[:SHOWN]) for lane in images]})
@@ -87,7 +92,7 @@ def on_data(preset: str, path: str) -> Task:
 
 
 def _task(preset: str, size: Preset) -> Task:
-    return size.task(
+    task = size.task(
         name="diffusion",
         preset=preset,
         rev=REV,
@@ -99,6 +104,7 @@ def _task(preset: str, size: Preset) -> Task:
         shown="fid",
         better="lower",
     )
+    return taught(task, size.model, size.data, TAUGHT[preset]) if preset in TAUGHT else task
 
 
 PRESETS = {name: _task(name, size) for name, size in SIZES.items()}

@@ -41,6 +41,11 @@ class DiT(nn.Module):
         self.layer = make_layers(parameters, numerics, depth)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        height, columns, channels = inputs[0].shape[2:]
+        return unpatched(self.layer["head"](self.features(inputs)), self.patch, (height, columns, channels))
+
+    def features(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        """Inputs of the head, one vector a patch: [L, B, T, D]."""
         x, times = inputs
         c = time_embedding(times, self.layer, self.width)  # [L, B, D]
         h = self.layer["embed"](patches(x, self.patch))
@@ -54,9 +59,7 @@ class DiT(nn.Module):
             hidden = self.layer[f"block{i}_up"](normal)
             branch = _gated(self.layer[f"block{i}_down"](silu(hidden)), gate2)
         shift, scale = self.layer["mod"](c).chunk(2, dim=-1)
-        out = self.layer["head"](added_layer_norm(h, branch, 1.0 + scale, shift)[1])
-        height, columns, channels = x.shape[2:]
-        return unpatched(out, self.patch, (height, columns, channels))
+        return added_layer_norm(h, branch, 1.0 + scale, shift)[1]
 
 
 def _gated(h: Tensor, gate: Tensor) -> Tensor:

@@ -177,6 +177,7 @@ SET_ONCE = {
     "kernels/convert.py: numerics": "a copy, of this moment",
     "kernels/recompute.py: _pass": "a with block itself",
     "tasks/bench/kept.py: _kept": "numerics that are made there",
+    "tasks/diffusion/teacher_student.py: _alone": "numerics that are made there",
     "tasks/engine/population.py: _build": "numerics that are made there",
     "tasks/engine/population.py: _enter": "for the whole step",
     "tasks/own/one_by_one.py: of_lane": "a lane's follow those of all",

@@ -127,8 +127,9 @@ def test_a_resolution_is_that_of_paired_logarithms():
     assert resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, 2.201], mxfp4=[1.2, 2.4])).tells_apart()
 
 
-def test_a_preset_of_vision_resolves_on_a_cpu():
-    found = tuned("vision", "teacher")
+@pytest.mark.parametrize("task", ["vision", "diffusion"])
+def test_a_preset_of_images_resolves_on_a_cpu(task):
+    found = tuned(task, "teacher")
     assert found.device == "cpu"
     assert resolution(found).ratio >= WANTED
     assert resolution(found).tells_apart(len(found.fresh_seeds))
