@@ -18,7 +18,7 @@ from fp4dse.results.stats.sizes.scaling import scaling
 
 SCALE = range(30, 34)
 """Seeds of stage *scale*."""
-GROWTHS = ("0.4M", "10M"), ("10M", "30M")
+GROWTHS = ("0.4M", "10M"), ("10M", "30M"), ("1M", "3M"), ("10M", "3M")
 """Sizes that are held against one another."""
 QUANTIZES = GROUPS | groups("scale.toml")
 
@@ -31,8 +31,8 @@ def _scale(runs: pd.DataFrame, of: str = "gap") -> list[dict[str, object]]:
 
 
 def _shares(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each recipe of *scale*: its gap in the loss above the text's entropy at each size, and whether that of
-    10M differs from that of 0.4M, and 30M's from 10M's."""
+    """A row for each recipe of *scale*: its gap in the loss above the text's entropy at each size, and whether those of
+    GROWTHS differ."""
     rows = rows_at_best_lr(runs)
     rows = rows[rows["gap_reducible"].notna() & ~rows["is_baseline"].astype(bool)]
     of = {preset: by_seed(part, part["gap_reducible"]) for preset, part in rows.groupby("preset", observed=True)}
@@ -62,10 +62,12 @@ def _grown(small: dict[str, np.ndarray], large: dict[str, np.ndarray]) -> dict[s
 
 def _falls(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for each recipe that quantizes the forward pass, alone or with the backward pass, and that 1M and 10M have:
-    what it loses in nats at both, and the ratio. The first row is BF16's loss above the text's entropy."""
-    language = runs[runs["task"].eq("language") & runs["rev_engine"].eq(8) & runs["preset"].isin(["1M", "10M"])]
+    what it loses in nats at 1M, 3M and 10M, and the ratios to 1M. The first row is BF16's loss above the text's
+    entropy."""
+    sizes = "1M", "3M", "10M"
+    language = runs[runs["task"].eq("language") & runs["rev_engine"].eq(8) & runs["preset"].isin(sizes)]
     base = language[language["is_baseline"].astype(bool)]
-    above = base.groupby(base["preset"].astype(str))["val_metric"].mean()
+    above = {size: 1000 * base.loc[base["preset"].eq(size), "val_metric"].mean() for size in sizes}
     rows = language[~language["is_baseline"].astype(bool) & language["config_id"].isin(QUANTIZES)]
     pair = ["preset", "device_class", "seed"]
     rows = rows.merge(base[[*pair, "val_loss"]], on=pair, suffixes=("", "_of_base"))
@@ -73,16 +75,24 @@ def _falls(runs: pd.DataFrame) -> list[dict[str, object]]:
     labels = rows.drop_duplicates("config_id").set_index("config_id")["recipe_label"].astype(str)
     out = []
     for name, of in rows.groupby("config_id", observed=True):
-        small, large = (of.loc[of["preset"].eq(size), "lost"] for size in ("1M", "10M"))
-        if QUANTIZES[name] == "backward" or small.empty or large.empty:
+        lost = {size: of.loc[of["preset"].eq(size), "lost"] for size in sizes}
+        if QUANTIZES[name] == "backward" or lost["1M"].empty or lost["10M"].empty:
             continue
-        ratio = large.mean() / small.mean()
-        error = ratio * np.hypot(small.sem() / small.mean(), large.sem() / large.mean())
-        row = {"recipe": labels[name], "quantizes": QUANTIZES[name], "at 1M": f"{small.mean():.2f}"}
-        out.append((ratio, {**row, "at 10M": f"{large.mean():.2f}", "of it left": f"{ratio:.2f} ± {error:.2f}"}))
-    first = {"recipe": "BF16, above the entropy", "quantizes": "", "at 1M": f"{1000 * above['1M']:.1f}"}
-    first |= {"at 10M": f"{1000 * above['10M']:.1f}", "of it left": f"{above['10M'] / above['1M']:.2f}"}
+        row = {"recipe": labels[name], "quantizes": QUANTIZES[name]}
+        row |= {f"at {size}": f"{values.mean():.2f}" if len(values) else "" for size, values in lost.items()}
+        row |= {f"of it left at {size}": _left(lost["1M"], lost[size]) for size in sizes[1:]}
+        out.append((lost["10M"].mean() / lost["1M"].mean(), row))
+    first = {"recipe": "BF16, above the entropy", "quantizes": ""} | {f"at {at}": f"{above[at]:.1f}" for at in sizes}
+    first |= {f"of it left at {size}": f"{above[size] / above['1M']:.2f}" for size in sizes[1:]}
     return [first, *(row for _, row in sorted(out, key=lambda pair: pair[0], reverse=True))]
+
+
+def _left(small: pd.Series, large: pd.Series) -> str:
+    """The ratio of two means with its standard error; empty where there is none."""
+    if large.empty:
+        return ""
+    ratio = large.mean() / small.mean()
+    return f"{ratio:.2f} ± {ratio * np.hypot(small.sem() / small.mean(), large.sem() / large.mean()):.2f}"
 
 
 def _worth(runs: pd.DataFrame) -> list[dict[str, object]]:
