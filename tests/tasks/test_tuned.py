@@ -135,7 +135,9 @@ def test_a_preset_of_images_resolves_on_a_cpu(task):
     assert resolution(found).tells_apart(len(found.fresh_seeds))
 
 
-@pytest.mark.parametrize(("name", "first", "changed"), [("regression", 1, ["mlp"]), ("vision", 5, ["quickstart"])])
+@pytest.mark.parametrize(
+    ("name", "first", "changed"), [("regression", 1, ["mlp"]), ("vision", 5, ["quickstart", "cnn-small"])]
+)
 def test_rows_of_a_preset_before_its_weight_decay_are_compared_with_none_after(name, first, changed):
     revisions = {preset: task.rev for preset, task in TASKS[name].items()}
     assert revisions == {
