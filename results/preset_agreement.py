@@ -28,13 +28,15 @@ EXPLAINED = 1 / 3
 
 
 def preset_agreement(runs: pd.DataFrame, ladder: Sequence[str] = tuple(LADDER)) -> Agreements:
-    """The agreement of all presets of some rows with those of the ladder. runs: of `Store.runs`."""
+    """The agreement of all presets of some rows, at their newest revisions, with those of the ladder. runs: of
+    `Store.runs`."""
     rows = rows_at_best_lr(runs)
     rows = rows[~rows["is_baseline"].astype(bool)]
     finite = np.isfinite(rows["gap"].astype(float))
     name = rows["task"].astype(str) + ":" + rows["preset"].astype(str)
     rows = rows.assign(name=name, gap=rows["gap"].astype(float))
     rows = rows[finite.groupby([rows["name"], rows["config_id"]]).transform("all")]
+    rows = rows[rows["rev_task"] == rows.groupby("name")["rev_task"].transform("max")]
     of = {str(preset): _Gaps(part) for preset, part in rows.groupby("name")}
     lines = []
     for preset, against in product(sorted(of), ladder):

@@ -25,6 +25,9 @@ from fp4dse.tasks.vision.teacher_student import taught
 from fp4dse.tasks.vision.vit import vit
 
 REV = 5
+REV_OF = {"quickstart": 6, "cnn-small": 6}
+"""Of presets that changed where others did not, so that their rows are compared with none of before: they had no weight
+decay and no clip."""
 
 
 def _paper(model: Model, images: int, data: str, size: int | None = None, drawn: Shapes = COLOURED) -> ImagePreset:
@@ -35,7 +38,7 @@ def _paper(model: Model, images: int, data: str, size: int | None = None, drawn:
 CIFAR = "the files of CIFAR-10"
 SIZES = {
     "smoke": ImagePreset(vit(4, 16, 1, 2), 32, 1e-2, 60),
-    "quickstart": ImagePreset(vit(4, 32, 1, 2), 32, 5e-3, 240),
+    "quickstart": ImagePreset(vit(4, 32, 1, 2), 32, 5e-3, 240, weight_decay=0.3, clip=1.0),
     "small": ImagePreset(vit(4, 64, 2, 4), 64, 3e-3, 400),
     "medium": ImagePreset(vit(4, 128, 4, 4), 256, 2e-3, 2000, drawn=HIDDEN),
     "vit-paper": _paper(vit(4, 256, 6, 4), 50_000, CIFAR),
@@ -54,7 +57,7 @@ SIZES = {
         LARGE,
     ),
     "cnn-smoke": ImagePreset(cnn((8, 16), (32,), False), 32, 5e-3, 40),
-    "cnn-small": ImagePreset(cnn((32, 64), (128,), False), 64, 2e-3, 300),
+    "cnn-small": ImagePreset(cnn((32, 64), (128,), False), 64, 2e-3, 300, weight_decay=0.3, clip=1.0),
     "cnn-medium": ImagePreset(cnn((32, 64), (128,), True), 256, 2e-3, 2000, drawn=HIDDEN),
     "cnn-mnist-paper": _paper(cnn((32, 64), (128,), False), 60_000, "the files of MNIST", drawn=GREY),
     "cnn-paper": _paper(cnn((32, 64), (512, 128), True), 50_000, CIFAR),
@@ -87,7 +90,7 @@ def _task(preset: str, size: ImagePreset) -> Task:
     task = size.task(
         name="vision",
         preset=preset,
-        rev=REV,
+        rev=REV_OF.get(preset, REV),
         summary=f"{size.source}, {size.model.name}",
         prepare=partial(standardized, size.data),
         loss=cross_entropy,

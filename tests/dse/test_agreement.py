@@ -9,6 +9,7 @@ import pytest
 from fp4dse.dse.agreement import WANTED, Agreement, Agreements, Unseen, agreements, warning
 
 SCALES = Unseen("ue5m3 scales without a tensor scale", 0.9, math.log(1.54), math.log(1.019))
+QUICK = ("regression:quickstart", "vision:quickstart")
 RUNGS = ["language:0.4M", "language:1M", "language:10M"]
 
 
@@ -76,7 +77,7 @@ def test_the_shipped_file_holds_its_own_ladder_and_what_it_says_of_the_quickstar
         assert one.pairs <= one.recipes * (one.recipes - 1) / 2
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", one.measured)
         assert (one.unseen is None) or (one.agree < WANTED and one.unseen.agree > one.agree)
-    for preset in ("regression:quickstart", "vision:quickstart"):
-        [ours] = [one for one in found.of(preset) if one.against == found.to_ask]
-        assert ours.agree < 0.75
-        assert ours.unseen.scales == "ue5m3 scales without a tensor scale"
+    ours = {preset: {one.against: one for one in found.of(preset)}[found.to_ask] for preset in QUICK}
+    assert all(one.agree < 0.75 for one in ours.values())
+    assert ours["regression:quickstart"].unseen.scales == "ue5m3 scales without a tensor scale"
+    assert ours["vision:quickstart"].unseen is None  # its order is little more than chance, whatever is left out

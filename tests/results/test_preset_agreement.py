@@ -73,6 +73,14 @@ def test_scales_that_one_task_alone_finds_bad_are_named(trained):
     assert whole.unseen is None
 
 
+def test_rows_of_a_preset_before_its_newest_revision_do_not_count(trained):
+    now, before = ({"language:0.4M": RISING, "vision:small": of} for of in (RISING, RISING[::-1]))
+    rows = [trained(of).assign(rev_task=rev) for rev, of in ((2, now), (1, before))]
+    found = preset_agreement(pd.concat([rows[0], rows[1].query("task == 'vision'")], ignore_index=True), LADDER)
+    assert found == preset_agreement(rows[0], LADDER)
+    assert [line.agree for line in found.lines] == [1.0]
+
+
 def test_a_recipe_that_diverged_and_too_few_recipes_are_left_out(trained):
     lost = [None, *RISING[1:]]
     [one] = preset_agreement(trained({"language:0.4M": lost, "vision:small": RISING}), LADDER).lines

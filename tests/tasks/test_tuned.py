@@ -135,16 +135,23 @@ def test_a_preset_of_images_resolves_on_a_cpu(task):
     assert resolution(found).tells_apart(len(found.fresh_seeds))
 
 
-def test_rows_of_the_mlp_before_its_weight_decay_are_compared_with_none_after():
-    task = get_task("regression", "mlp")
-    revisions = {preset: of.rev for preset, of in TASKS["regression"].items() if preset != "mlp"}
-    assert {*revisions.values()} == {1}  # those of the others stay
-    before = msgspec.structs.replace(facts_of(task), rev=1)
-    contexts = [task_context(facts, environment("cpu", 1)) for facts in (before, facts_of(task))]
-    ids = {lane_id(Lane(Recipe.named("bf16"), 2e-3, 0), context) for context in contexts}
-    assert len(ids) == 2
-    settings = [[context[column] for column in SETTING] for context in contexts]
-    assert settings[0] != settings[1]
+@pytest.mark.parametrize(
+    ("name", "first", "changed"), [("regression", 1, ["mlp"]), ("vision", 5, ["quickstart", "cnn-small"])]
+)
+def test_rows_of_a_preset_before_its_weight_decay_are_compared_with_none_after(name, first, changed):
+    revisions = {preset: task.rev for preset, task in TASKS[name].items()}
+    assert revisions == {
+        **dict.fromkeys(revisions, first),
+        **dict.fromkeys(changed, first + 1),
+    }  # the others keep theirs
+    for task in (get_task(name, preset) for preset in changed):
+        assert task.weight_decay > 0
+        before = msgspec.structs.replace(facts_of(task), rev=first)
+        contexts = [task_context(facts, environment("cpu", 1)) for facts in (before, facts_of(task))]
+        ids = {lane_id(Lane(Recipe.named("bf16"), task.lr, 0), context) for context in contexts}
+        assert len(ids) == 2
+        settings = [[context[column] for column in SETTING] for context in contexts]
+        assert settings[0] != settings[1]
 
 
 def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_studies():
