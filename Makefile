@@ -1,7 +1,7 @@
 # Needs Linux, make and Python 3.11 or newer; everything else goes into .venv.
 #   make quickstart [ARGS=…]    install, sweep a small real space, show the trade-off
 #   make test       [ARGS=…]    the tests but heavy and slow ones, e.g. ARGS="tests/dse -k canonical"
-#   make test-heavy [ARGS=…]    some forty that take a quarter of all time: whole trainings, sweeps, simulations
+#   make test-heavy [ARGS=…]    those of some ten seconds of a core: whole trainings, sweeps, simulations
 #   make test-slow  [ARGS=…]    those that take longer: long trainings, SLURM, Ray, chaos
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
 #   make bench-gpu              all that is measured on a GPU: first that kernels are right, then how fast they are

@@ -70,8 +70,10 @@ class Agreements(msgspec.Struct, frozen=True):
 
     @property
     def to_ask(self) -> str:
-        """The cheapest preset that agrees with all larger ones of the ladder."""
-        return next(name for name in self.ladder if all(line.agree >= WANTED for line in self.of(name)))
+        """The cheapest preset that agrees with all larger ones of the ladder that it was compared with; the largest
+        where none does."""
+        agree = (name for name in self.ladder if (found := self.of(name)) and min(x.agree for x in found) >= WANTED)
+        return next(agree, self.ladder[-1])
 
     def of(self, preset: str, dataset_digest: str | None = None) -> list[Agreement]:
         """The lines of a preset, on some data if they are named."""

@@ -48,7 +48,7 @@ def scored(study: Study, said: Answers) -> Iterator[Score]:
     yield from _verdict(study, said.verdict)
     yield from _confirmed(study, said)
     yield from _against(study, said.against)
-    yield from _compare(study, said.rows)
+    yield from scores_of_compare(study, said.rows)
     if study.world != "real":
         yield from _effects(study, said)
 
@@ -157,7 +157,7 @@ def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:
             yield "more_seeds decides", float(verdict != "open"), 1
 
 
-def _compare(study: Study, rows: pd.DataFrame) -> Iterator[Score]:
+def scores_of_compare(study: Study, rows: pd.DataFrame) -> Iterator[Score]:
     """The promises of `compare` of PAIRS pairs of recipes that nothing was chosen by."""
     if len(study.gap) >= 2000:
         return

@@ -23,7 +23,8 @@ A preset without a line here [is not tuned](#not-tuned); the column `lr_source` 
 was. `--lr` takes rates of your own, and `fp4dse sweep … --tune` first finds the best rate of every recipe, BF16
 included, on two seeds that it does not report. Tuned were rates a factor of two apart, until the best of each class
 lay inside the grid, on seeds that no sweep has by itself; then, unless the last column is empty, weight decay and
-clipping at the best rate and at twice that. A class without a rate here has BF16's, which nobody tuned for it; rows
+clipping at the best rate and at twice that (`language:1M` without decay 0.3 at twice the rate; `language:10M` in BF16
+alone, on one seed). A class without a rate here has BF16's, which nobody tuned for it; rows
 call that the preset's.
 
     python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too
@@ -67,7 +68,8 @@ of all presets without one nobody knows it. After a sweep the terminal and the r
 They name the preset to ask in its place: `{ask}`, the smallest that agrees with all larger ones. It wants a GPU
 (`fp4dse sweep … --task {ask} --estimate` says how long); what 960 recipes lose there is known already:
 
-    fp4dse query "SELECT label, gap FROM recipes WHERE preset = '0.4M' ORDER BY gap" --store docs/study/store
+    fp4dse query --store docs/study/store \\
+        "SELECT label, gap FROM recipes WHERE preset = '0.4M' AND rev_engine = 7 ORDER BY gap"
 
 * **The quickstart's tasks do not see what is wrong with UE5M3 scales without a tensor scale.** There these are not told
   from NVFP4; on `language:0.4M` the three that were trained lose 53 to 97 %, NVFP4 1.3 %.

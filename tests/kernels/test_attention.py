@@ -21,8 +21,8 @@ def computed(place, q, k, v, g, causal, dtype=FP32):
     q, k, v = (x.to(place.device, BF16) for x in (q, k, v))
     kernels = place.attention
     assert kernels.why_not(q, k, v) is None
-    out, *kept = kernels.forward(q, k, v, causal, dtype)
-    gradients = kernels.backward(g.to(place.device, dtype), q, k, v, out, *kept, causal, (dtype,) * 3)
+    out, *kept = kernels.forward(q, k, v, causal, dtype, 1)
+    gradients = kernels.backward(g.to(place.device, dtype), q, k, v, out, *kept, causal, (dtype,) * 3, 1)
     return [x.cpu() for x in (out, *gradients)]
 
 
@@ -105,9 +105,9 @@ def test_views_have_the_bits_of_copies(place):
     q, k, v, g = drawn(3, 20, 16)
     joined = torch.cat([torch.zeros(3, 20, 3), q, k, v], dim=2).to(place.device, BF16)
     views = joined[:, :, 3:].split(16, dim=2)  # at addresses that are no multiples of 16 bytes
-    out, *kept = place.attention.forward(*views, True, FP32)
+    out, *kept = place.attention.forward(*views, True, FP32, 1)
     strided = g.mT.contiguous().mT.to(place.device)
-    gradients = place.attention.backward(strided, *views, out, *kept, True, (FP32,) * 3)
+    gradients = place.attention.backward(strided, *views, out, *kept, True, (FP32,) * 3, 1)
     assert same([x.cpu() for x in (out, *gradients)], computed(place, q, k, v, g, True))
 
 
@@ -155,3 +155,9 @@ def test_what_they_do_not_take_has_a_reason(place):
     assert why_not(q, q[:, :2], q[:, :2]) == "q, k, v: found (2, 3, 8), (2, 2, 8), (2, 2, 8); accepted: one shape"
     assert "d up to 128" in why_not(*[torch.zeros(2, 3, 129)] * 3)
     assert "none of them 0" in why_not(*[q[:0]] * 3)
+
+
+def test_heads_that_do_not_divide_n_are_refused(place):
+    q, k, v = torch.zeros(3, 5, 4, 8, device=place.device)
+    with pytest.raises(ValueError, match="q: found N = 5 with 2 heads"):
+        attention(q, k, v, heads=2)

@@ -34,7 +34,10 @@ CHUNK = 256
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, heads: int = 1) -> Tensor:
     """Attention of [N, T, d] each, N = lanes × batch × heads, in v's dtype: [N / heads, T, heads · d], the results of
-    the heads of a token side by side, as the next layer takes them. causal: to no later key."""
+    the heads of a token side by side, as the next layer takes them. causal: to no later key. ValueError if N is no
+    multiple of heads."""
+    if q.shape[0] % heads:
+        raise ValueError(f"q: found N = {q.shape[0]} with {heads} heads; accepted: N = lanes × batch × heads")
     return _Attention.apply(q, k, v, causal, heads)
 
 

@@ -75,7 +75,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype, heads: int = 1
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(q kᵀ / sqrt d) v of bfloat16 [N, T, d] each, in `dtype`, [N / heads, T, heads · d], and what `backward`
     needs: for each query the maximum m of its scores in base 2 and the inverse of the sum of 2^(s - m), float32 [N,
@@ -102,7 +102,7 @@ def backward(
     inverse: Tensor,
     causal: bool,
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    heads: int = 1,
+    heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
     number, length, size = q.shape

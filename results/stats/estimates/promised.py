@@ -63,14 +63,13 @@ def more_seeds(of: Prospect, limits: Limits) -> Array:
     return np.asarray(need - n0[:, 0, 0])
 
 
-def pair_alone(pairs: Array, mean: Array, std: Array) -> Prospect:
+def pair_alone(pairs: int, mean: float, std: float) -> Prospect:
     """The prospect of pairs of which nothing else is known: σ² = s² (n0 - 1)/χ²(n0 - 1), δ = m + σ/√n0 · N(0, 1).
 
-    pairs, mean, std: [rows] each; 2 or more pairs, and deviations above 0."""
-    freedom = pairs[:, None] - 1.0
-    deviation = np.repeat(std[:, None] * np.sqrt(freedom / chdtri(freedom, _NODES)), len(_NODES), axis=1)
-    truth = mean[:, None] + deviation / np.sqrt(pairs[:, None]) * np.tile(NORMAL, len(_NODES))
-    return Prospect(pairs, mean, truth, deviation)
+    Of one row; pairs: 2 or more; std: above 0."""
+    deviation = np.repeat(std * np.sqrt((pairs - 1) / chdtri(pairs - 1.0, _NODES)), len(_NODES))
+    truth = mean + deviation / np.sqrt(pairs) * np.tile(NORMAL, len(_NODES))
+    return Prospect(np.array([pairs]), np.array([mean]), truth[None], deviation[None])
 
 
 def more_pairs(of: Prospect, std: Array, margin: float) -> Array:

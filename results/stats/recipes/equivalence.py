@@ -27,7 +27,7 @@ from scipy.special import stdtr
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval, paired_interval
-from fp4dse.results.stats.estimates.promised import Prospect, more_pairs, pair_alone
+from fp4dse.results.stats.estimates.promised import Prospect, more_pairs
 from fp4dse.results.stats.estimates.simultaneous import fixed, lowest, table, versus
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
@@ -159,21 +159,21 @@ def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str
     return line.assign(verdict=line["verdict"].mask(excluded, verdict))
 
 
-def promised(line: pd.DataFrame, prospect: Callable[[int, float, float], Prospect] | None = None) -> pd.DataFrame:
+def promised(line: pd.DataFrame, prospect: Callable[[int, float, float], Prospect]) -> pd.DataFrame:
     """The lines with more_seeds (see `compare`): NaN where decided or without an interval. line: of `differences`;
-    prospect: what pairs of this number, mean and standard deviation may be after all; by default as they say alone."""
+    prospect: what pairs of this number, mean and standard deviation may be after all."""
     asked = (line["verdict"].eq("open") & line["p"].notna() & line["std"].gt(0)).to_numpy()
     more = np.full(len(line), np.nan)
     numbers = line[["pairs", "difference", "std", "margin"]].to_numpy(float)
     for row in np.flatnonzero(asked):  # one at a time: hundreds of nodes by a hundred numbers of seeds each
         pairs, mean, std, margin = numbers[[row]].T
-        of = prospect(int(pairs[0]), mean[0], std[0]) if prospect else pair_alone(pairs, mean, std)
-        more[row] = more_pairs(of, std, float(margin[0]))[0]
+        more[row] = more_pairs(prospect(int(pairs[0]), mean[0], std[0]), std, float(margin[0]))[0]
     return line.assign(more_seeds=more)
 
 
 def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> pd.DataFrame:
-    """The paired difference log(loss a / loss b) between two config_ids, one line per SETTING that has both.
+    """The paired difference log(loss a / loss b) between two config_ids, one line per SETTING that has both. runs: of
+    other recipes, too, which say how many seeds would decide (together.py).
 
     Columns: SETTING, label_a, label_b, lr_a, lr_b, pairs, diverged_a, diverged_b, difference, low, high, p, p_same,
     margin, margin_of (what it is from: `given`, or see margins.py), more_seeds (whole number, NaN where decided or with
@@ -197,10 +197,10 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
         within, shares = margin_of(left, margin), bool(are_shares(left).any())
         prospect = partial(pair_among, every[every["setting"].eq(setting)], a, b)
-        found = promised(differences(d[None, :], within.value, shares), prospect)
-        line |= {"margin_of": within.of, **found.iloc[0].to_dict()}
+        found = differences(d[None, :], within.value, shares)
         if line["diverged_a"] or line["diverged_b"]:
-            line |= {"verdict": "diverged", "more_seeds": np.nan}
+            found = found.assign(verdict="diverged")
+        line |= {"margin_of": within.of, **promised(found, prospect).iloc[0].to_dict()}
         with written_in(POINTS if shares else None):
             lines.append({**line, "verdict": _sentence(line) + _rates(line)})
     if not lines:

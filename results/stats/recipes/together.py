@@ -2,7 +2,8 @@
 
 Three pairs know next to nothing of how much the two differ and of how much a pair deviates, and of recipes that are
 much alike the flat prior of two alone expects differences that are too large. The other recipes of a setting know how
-far recipes lie apart, which settings of their knobs they owe it to, and how much lanes deviate.
+far recipes lie apart, which of their knobs they owe it to (where BF16, which has none, is not among them), and how much
+lanes deviate.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFra
 
 def pair_among(part: pd.DataFrame, a: str, b: str, pairs: int, mean: float, std: float) -> Prospect:
     """The prospect of two recipes of a setting, whose pairs have this mean and standard deviation. part: rows of
-    all recipes of the setting. Where fewer than five quantize, the two alone say it."""
+    all its recipes, with `points`. Where fewer than five have losses of their own, BF16 among them if it is one of the
+    two, these alone say it."""
     part = part[part["points"].gt(0) | part["config_id"].isin([a, b])]
     recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))
     of = together(log)
     if len(of.values) < LEAST_RECIPES:
-        return pair_alone(np.array([pairs]), np.array([mean]), np.array([std]))
+        return pair_alone(pairs, mean, std)
     two = [int(of.which[of.known.searchsorted(recipes.get_loc(name))]) for name in (a, b)]
     rng = np.random.default_rng(0)
     square = of.spread.variances.draw_of_difference(two, std**2, pairs - 1, PROSPECTS, rng)

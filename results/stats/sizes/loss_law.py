@@ -99,7 +99,8 @@ def loss_law(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: task, dataset_digest, rev_quantizers, rev_engine, rev_task, presets (how many), smallest, largest
     (parameters), then five with their 95 % limits over seeds (`_low`, `_high`): floor (E, in the unit of the loss;
-    where the task knows the entropy of its data that, without limits), parameters_term (A / N^a at 10M parameters),
+    where the task knows the entropy of its data the mean of that over presets, of which each is fitted with its own,
+    without limits), parameters_term (A / N^a at 10M parameters),
     parameters_exponent (a), tokens_term (B / D^b at 200M tokens), tokens_exponent (b); misfit (root mean square of
     log(loss / law)), note (why there is no law, else empty).
     """

@@ -5,8 +5,12 @@ import scipy.stats
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import against, compare
 from fp4dse.results.bench.generated import generated
-from fp4dse.results.bench.studies import SIZES, drawn
+from fp4dse.results.bench.scores import scores_of_compare
+from fp4dse.results.bench.studies import SIZES, WORLDS, drawn
+from fp4dse.results.stats.estimates.promised import pair_alone
+from fp4dse.results.stats.paired import rows_at_best_lr
 from fp4dse.results.stats.recipes.equivalence import differences, promised
+from fp4dse.results.stats.recipes.together import pair_among
 
 RNG = np.random.default_rng(20260102)
 
@@ -91,7 +95,7 @@ def settled(truth, seeds, margin, cases):
     """Of `cases` pairs that are open, or fewer: shares (0 or 1) that are not with as many seeds more as `compare` asks
     for, and these numbers. truth: [any], differences, whose lanes deviate by 1."""
     d = RNG.normal(truth[:, None], 1, (len(truth), seeds))
-    lines = promised(differences(d, margin).query("verdict == 'open'").iloc[:cases])
+    lines = promised(differences(d, margin).query("verdict == 'open'").iloc[:cases], pair_alone)
     lines = lines[lines["more_seeds"].le(1000)]
     new = RNG.normal(truth[lines.index, None], 1, (len(lines), 1000))
     new[np.arange(1000) >= lines["more_seeds"].to_numpy()[:, None]] = np.nan
@@ -101,7 +105,7 @@ def settled(truth, seeds, margin, cases):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("truth", "seeds"), [(0.5, 3), (0.5, 5), (1, 3), (1, 5), (2, 3), (2, 5), (4, 3)])
-def test_the_seeds_that_compare_asks_for_settle_it_as_often_as_promised(truth, seeds):
+def test_the_seeds_that_two_alone_ask_for_settle_it_as_often_as_promised(truth, seeds):
     """Of differences of so many deviations of a pair. (Of 4 with 5 seeds none is open.)"""
     found, _ = settled(np.full(6000, truth), seeds, 0.3, 300)
     assert len(found) > 200
@@ -119,17 +123,19 @@ def test_over_differences_of_all_sizes_the_promise_is_kept_and_not_by_far_exceed
 
 
 def test_where_no_number_of_seeds_in_reach_would_settle_it_compare_says_so():
-    few = promised(differences(np.array([[-4.0, 4.1, -0.1] * 400, [5.0] + [np.nan] * 1199]), 1e-9))
+    few = promised(differences(np.array([[-4.0, 4.1, -0.1] * 400, [5.0] + [np.nan] * 1199]), 1e-9), pair_alone)
     assert few["more_seeds"].iloc[0] == np.inf
     assert np.isnan(few["more_seeds"].iloc[1])
 
 
 def test_the_verdicts_of_differences():
-    found = promised(differences(np.array([[0.1, 0.11], [-0.1, -0.11], [0.0, 0.0], [-0.2, 0.3], [0.1, np.nan]])))
+    lines = np.array([[0.1, 0.11], [-0.1, -0.11], [0.0, 0.0], [-0.2, 0.3], [0.1, np.nan]])
+    found = promised(differences(lines), pair_alone)
     assert found["verdict"].tolist() == ["higher", "lower", "same", "open", "open"]
     assert found["more_seeds"].notna().tolist() == [False, False, False, True, False]
 
 
+@pytest.mark.heavy
 def test_of_recipes_that_are_much_alike_compare_asks_for_more_seeds_than_two_alone_would():
     """In this world a technique does half a lane's deviation. Where two alone ask for few seeds, three pairs made it
     look like more, as all recipes together know."""
@@ -144,6 +150,31 @@ def test_of_recipes_that_are_much_alike_compare_asks_for_more_seeds_than_two_alo
     few = alone < np.median(alone)
     assert few.sum() > 8
     assert among[few].mean() > 1.3 * alone[few].mean()
+
+
+def test_a_pair_differs_by_as_much_as_all_recipes_let_it():
+    """Of recipes that lie far apart a pair's difference is what it shows, of equal ones it is nothing; the deviation is
+    that of all."""
+    for world, kept in (("rough", True), ("null", False)):
+        rows = rows_at_best_lr(drawn(SIZES["48"], world, np.random.default_rng([12, 1])).runs(world))
+        whole = rows[rows["points"].gt(0)].groupby("config_id")["loss"].agg(lambda loss: np.log(loss).mean()).dropna()
+        low, high = whole.idxmin(), whole.idxmax()
+        shown = whole[high] - whole[low]
+        found = pair_among(rows, high, low, 3, shown, 0.001)
+        assert (found.truth.mean() > 0.8 * shown) == kept
+        assert (abs(found.truth.mean()) < 0.4 * shown) != kept
+        assert 0.005 < np.sqrt(np.mean(found.deviation**2)) < 0.05  # lanes of these worlds deviate by about .01
+
+
+@pytest.mark.heavy
+def test_what_compare_promises_among_others_is_kept():
+    """Of neighbours in six worlds. Promises of one study hang together, so that two count as one."""
+    kept = []
+    for number in range(24):
+        study = drawn(SIZES["48"], WORLDS[number % 6], np.random.default_rng([13, number]))
+        kept += [share for _, share, _ in scores_of_compare(study, study.runs("x"))]
+    assert len(kept) > 60
+    assert np.mean(kept) > 0.8 - 2.5 * np.sqrt(0.8 * 0.2 / (len(kept) / 2))
 
 
 def test_compare_says_how_many_more_seeds_would_tell(runs):
