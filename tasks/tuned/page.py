@@ -68,8 +68,7 @@ of all presets without one nobody knows it. After a sweep the terminal and the r
 They name the preset to ask in its place: `{ask}`, the smallest that agrees with all larger ones. It wants a GPU
 (`fp4dse sweep … --task {ask} --estimate` says how long); what 960 recipes lose there is known already:
 
-    fp4dse query --store docs/study/store \\
-        "SELECT label, gap FROM recipes WHERE preset = '0.4M' AND rev_engine = 7 ORDER BY gap"
+    fp4dse query "FROM recipes WHERE preset = '0.4M' AND rev_engine = 7 ORDER BY gap" --store docs/study/store
 
 * **The quickstart's tasks do not see what is wrong with UE5M3 scales without a tensor scale.** There these are not told
   from NVFP4; on `language:0.4M` the three that were trained lose 53 to 97 %, NVFP4 1.3 %.

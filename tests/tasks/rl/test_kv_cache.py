@@ -30,8 +30,8 @@ def test_answers_are_those_of_a_loop_without_a_cache(name):
     """Heads are 8 wide. None of these has a scale over more than a token, so that nothing depends on the others."""
     model, (prompts, noise) = decoder(BF16), problems()
     core = model.numerics.attention
-    model.numerics.attention = lambda layer, q, k, v, causal: core(
-        layer, q, by_definition(k, name), by_definition(v, name), causal=causal
+    model.numerics.attention = lambda layer, q, k, v, **how: core(
+        layer, q, by_definition(k, name), by_definition(v, name), **how
     )
     answers, log_p = plain_loop(model, prompts, noise)
     model.numerics.attention = core
