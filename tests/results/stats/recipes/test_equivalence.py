@@ -177,6 +177,14 @@ def test_what_compare_promises_among_others_is_kept():
     assert np.mean(kept) > 0.8 - 2.5 * np.sqrt(0.8 * 0.2 / (len(kept) / 2))
 
 
+def test_a_study_of_an_odd_number_of_recipes_has_scores_too():
+    study = drawn(SIZES["48"], "additive", np.random.default_rng([14, 0]))
+    rows = study.runs("x")
+    few = sorted(rows["config_id"][rows["points"].gt(0)].unique())[:7]
+    found = list(scores_of_compare(study, rows[rows["config_id"].isin(few) | rows["is_baseline"]]))
+    assert 0 < len(found) <= 3
+
+
 def test_compare_says_how_many_more_seeds_would_tell(runs):
     ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
     found = compare(runs(nvfp4=[0.5, 0.53, 0.5], mxfp4=[0.52, 0.53, 0.55]), *ids).iloc[0]
