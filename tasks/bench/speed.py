@@ -38,5 +38,6 @@ def _rows(measures: Sequence[Measure], device: str) -> Iterator[Row]:
     on_cpu = torch.device(device).type == "cpu"
     for measure in measures:
         with nullcontext() if on_cpu else torch.cuda.device(device):
-            yield measured(measure)
-            give_back(device)  # afterwards: what an earlier kernel did wrong is told here, and the row is out
+            row = measured(measure)
+        yield row
+        give_back(device)  # afterwards: what an earlier kernel did wrong is told here, and the row is out
