@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 from torch import Tensor, nn
 
-from fp4dse.dse import ConfigError
+from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.digits import digits
 from fp4dse.tasks.data.images import Images, load_images
@@ -26,6 +26,12 @@ class Model(msgspec.Struct, frozen=True):
     init: Callable[[Images, Sequence[int]], dict[str, Tensor]]
     build: Callable[[dict[str, Tensor], LaneNumerics], nn.Module]
     multiple: int = 1
+
+    def in_bf16(self, weights: dict[str, Tensor]) -> nn.Module:
+        """One lane in BF16 that is not trained, as teachers are. weights: [1, …]."""
+        numerics = LaneNumerics([Recipe.named("bf16")], [0])
+        numerics.training = False
+        return self.build(weights, numerics)
 
     def check(self, images: Images) -> None:
         """ConfigError for images that the model cannot take."""

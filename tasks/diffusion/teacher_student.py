@@ -21,8 +21,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.dse import Recipe
-from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.dit import DiT
 from fp4dse.tasks.diffusion.process import noised
@@ -131,8 +129,6 @@ def predict(model: Model, weights: dict[str, Tensor], x: Tensor, times: Tensor) 
 
 
 def _alone(model: Model, weights: dict[str, Tensor]) -> DiT:
-    numerics = LaneNumerics([Recipe.named("bf16")], [0])
-    numerics.training = False
-    one = model.build(weights, numerics)
+    one = model.in_bf16(weights)
     assert isinstance(one, DiT)
     return one

@@ -22,8 +22,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.dse import Recipe
-from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.distance import distance
 from fp4dse.tasks.draws import Draws
@@ -99,9 +97,7 @@ def _teacher(model: Model, data: Callable[[], Images], prepare: Prepare) -> tupl
 @torch.no_grad()
 def _outputs(model: Model, weights: dict[str, Tensor], prepare: Prepare, pixels: Tensor) -> Tensor:
     """Of one lane in BF16 for pixels [n, H, W, C]: [n, outputs]."""
-    numerics = LaneNumerics([Recipe.named("bf16")], [0])
-    numerics.training = False
-    one = model.build(weights, numerics)
+    one = model.in_bf16(weights)
     none = torch.zeros(1, dtype=torch.int64)
     draws = Draws(none, none[0])
     return torch.cat([one(prepare(part[None], none, draws)[0])[0] for part in pixels.split(AT_ONCE)])
