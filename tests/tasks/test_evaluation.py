@@ -177,12 +177,11 @@ SET_ONCE = {
     "kernels/convert.py: numerics": "a copy, of this moment",
     "kernels/recompute.py: _pass": "a with block itself",
     "tasks/bench/kept.py: _kept": "numerics that are made there",
-    "tasks/diffusion/teacher_student.py: _alone": "numerics that are made there",
     "tasks/engine/population.py: _build": "numerics that are made there",
     "tasks/engine/population.py: _enter": "for the whole step",
+    "tasks/image_preset.py: in_bf16": "numerics that are made there",
     "tasks/own/one_by_one.py: of_lane": "a lane's follow those of all",
     "tasks/teacher.py: __init__": "numerics that are made there",
-    "tasks/vision/teacher_student.py: _outputs": "numerics that are made there",
 }
 """Functions that set a mode of numerics without a `with` block, each with the reason why none is left behind."""
 
