@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -19,7 +20,7 @@ import pandas as pd
 
 from fp4dse.results.bench.answers import answered
 from fp4dse.results.bench.scores import Score, scored
-from fp4dse.results.bench.studies import SIZES, WORLDS, Study, drawn, resampled
+from fp4dse.results.bench.studies import SIZES, WORLDS, Recorded, Study, drawn, recorded
 
 TARGETS = {
     "interval of a recipe's gap covers": "0.93 … 0.97",
@@ -54,19 +55,18 @@ def bench(
     sizes: of SIZES. `studies` of each, the worlds in turn; one in seven is null. runs: of a real store, whose settings
     are resampled as often. jobs: processes that share the studies of a size; how many changes no line.
     """
-    for name in sizes:
-        size = SIZES[name]
-        batch = max(1, LANES // (size.recipes * size.seeds))
-        parts = [range(first, min(first + batch, studies)) for first in range(0, studies, batch)]
-        if jobs == 1:
-            found = list(map(partial(_scores, name, seed), parts))
-        else:
-            with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-                found = list(pool.map(partial(_scores, name, seed), parts))
-        yield from summed(str(size), list(chain.from_iterable(found)))
-    if runs is not None:
-        each = (resampled(runs, 3, np.random.default_rng([seed, i])) for i in range(studies))
-        yield from summed("resampled × 3", scored_in_batches(chain.from_iterable(each), 20))
+    with ExitStack() as stack:
+        each: Callable[..., Iterable[list[list[Score]]]] = map
+        if jobs > 1:
+            each = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))).map
+        for name in sizes:
+            size = SIZES[name]
+            batch = max(1, LANES // (size.recipes * size.seeds))
+            parts = [range(first, min(first + batch, studies)) for first in range(0, studies, batch)]
+            yield from summed(str(size), list(chain.from_iterable(each(partial(_scores, name, seed), parts))))
+        if runs is not None:
+            again = partial(_resampled_scores, [*recorded(runs)], seed)
+            yield from summed("resampled × 3", list(chain.from_iterable(each(again, range(studies)))))
 
 
 def _scores(name: str, seed: int, numbers: Sequence[int]) -> list[list[Score]]:
@@ -75,6 +75,12 @@ def _scores(name: str, seed: int, numbers: Sequence[int]) -> list[list[Score]]:
     rngs = [np.random.default_rng([seed, size.recipes, i]) for i in numbers]
     draws = (drawn(size, WORLDS[i % len(WORLDS)], rng) for i, rng in zip(numbers, rngs, strict=True))
     return scored_in_batches(draws, len(numbers))
+
+
+def _resampled_scores(settings: Sequence[Recorded], seed: int, number: int) -> list[list[Score]]:
+    """The scores of the studies of this number, one of each setting."""
+    rng = np.random.default_rng([seed, number])
+    return scored_in_batches([one.resampled(3, rng) for one in settings], 20)
 
 
 def scored_in_batches(studies: Iterable[Study], batch: int) -> list[list[Score]]:

@@ -209,12 +209,30 @@ def _interactions(codes: NDArray[np.intp], sizes: tuple[int, ...], rng: np.rando
     return total
 
 
-def resampled(runs: pd.DataFrame, seeds: int, rng: np.random.Generator) -> Iterator[Study]:
-    """One study for each setting of real runs with two seeds or more: its recipes, their means and costs as the truth.
+@dataclass(frozen=True)
+class Recorded:
+    """A setting of a real store whose recipes and BF16 have two seeds or more: what is taken for the truth of studies
+    that are drawn from it. Effects have no truth here."""
 
-    What a recipe's seeds differ by from the mean of all recipes in that seed is what chance adds. Recipes that diverged
-    somewhere are left out. Effects have no truth here.
-    """
+    gap: Array
+    """[recipes]: the mean over seeds less BF16's."""
+    cost: Array
+    """[recipes]"""
+    deviations: Array
+    """[recipes + 1, seeds], BF16 the last: what a seed differs by from the mean of all recipes in that seed; scaled so
+    that their variance is that of a lane."""
+
+    def resampled(self, seeds: int, rng: np.random.Generator) -> Study:
+        """A study of so many seeds."""
+        count = len(self.gap)
+        codes, ids = np.arange(count)[:, None] % 3, np.arange(count)
+        size = Size(count, seeds, ("*.scale",), ())
+        lanes = Resampled(rng, self.deviations)
+        return Study("real", size, size.knobs, codes, ids, self.gap, self.cost, np.full(3, np.nan), lanes)
+
+
+def recorded(runs: pd.DataFrame) -> Iterator[Recorded]:
+    """Each setting of real runs that has two seeds or more. Recipes that diverged somewhere are left out."""
     rows = rows_at_best_lr(runs)
     for _, part in rows.groupby("setting", sort=False):
         recipes, log = by_seed(part, _logs(part))
@@ -228,13 +246,7 @@ def resampled(runs: pd.DataFrame, seeds: int, rng: np.random.Generator) -> Itera
         log = log[order] - log[order].mean(axis=0)
         mean = log.mean(axis=1)
         deviations = (log - mean[:, None]) * np.sqrt(log.shape[1] / (log.shape[1] - 1))
-        count = len(order) - 1
-        codes = np.arange(count)[:, None] % 3
-        size = Size(count, seeds, ("*.scale",), ())
-        cost = facts["overhead"].to_numpy(float)[order[:-1]]
-        lanes = Resampled(rng, deviations)
-        gap = mean[:-1] - mean[-1]
-        yield Study("real", size, size.knobs, codes, np.arange(count), gap, cost, np.full(3, np.nan), lanes)
+        yield Recorded(mean[:-1] - mean[-1], facts["overhead"].to_numpy(float)[order[:-1]], deviations)
 
 
 def _logs(rows: pd.DataFrame) -> pd.Series:

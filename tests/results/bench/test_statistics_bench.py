@@ -8,7 +8,7 @@ from fp4dse.results.bench import statistics
 from fp4dse.results.bench.answers import with_fresh_seeds
 from fp4dse.results.bench.scores import scores_of_front
 from fp4dse.results.bench.statistics import bench, scored_in_batches, summed
-from fp4dse.results.bench.studies import SIZES, WORLDS, drawn, resampled
+from fp4dse.results.bench.studies import SIZES, WORLDS, drawn, recorded
 from fp4dse.results.report.technique_findings import standing
 from fp4dse.results.stats.paired import add_gap, rows_at_best_lr
 from fp4dse.results.stats.recipes.confirmed import confirmed
@@ -64,7 +64,8 @@ def test_recipes_that_tie_in_all_but_bits_share_one_place_on_the_front():
 
 def test_a_real_store_is_resampled_with_its_means_as_the_truth():
     real = study("rough").runs("real")
-    [one] = resampled(real, 3, np.random.default_rng(0))
+    [setting] = recorded(real)
+    one = setting.resampled(3, np.random.default_rng(0))
     assert len(one.gap) == 48 - real[real["val_loss"].isna()]["config_id"].nunique()
     [scores] = scored_in_batches([one], 1)
     assert any(what == "interval of a recipe's gap covers" for what, _, _ in scores)
