@@ -14,6 +14,8 @@ from fp4dse.tasks.tuned.trainer import Asked, Trainer, representatives
 
 FACTOR = 2.0
 """Between neighbouring rates."""
+WITH_DECAYS = ("bf16", "forward")
+"""The classes of which decays and clips are tried."""
 DECAYS, CLIP = (0.0, 0.1, 0.3), 1.0
 BEYOND, MOST_TIMES = (1.0, 3.0), 8
 """Decays where the largest is the best, and how many times its rate a class is tried at, at most."""
@@ -27,6 +29,12 @@ def add_decay(trainer: Trainer, before: Tuned) -> Tuned:
     own = [point for point in before.curve if point.is_own]
     found = msgspec.structs.replace(before, curve=own)
     return msgspec.structs.replace(found, curve=sorted(own + decays_and_clips(trainer, found), key=in_order))
+
+
+def has_decays(found: Tuned) -> bool:
+    """True if decays and clips were tried of all classes of which they are."""
+    tried = {point.of for point in found.curve if not point.is_own}
+    return tried >= found.rates.keys() & set(WITH_DECAYS)
 
 
 def check_same(before: Tuned, task: Task, more: Mapping[str, object], instead: str) -> None:
@@ -44,7 +52,7 @@ def decays_and_clips(trainer: Trainer, found: Tuned) -> list[Point]:
     others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
     asked = [
         Asked(of, recipes[of], found.rates[of] * times, decay, clip)
-        for of in ("bf16", "forward")
+        for of in WITH_DECAYS
         if of in found.rates
         for times in (1, FACTOR)
         for decay, clip in others

@@ -23,8 +23,7 @@ A preset without a line here [is not tuned](#not-tuned); the column `lr_source` 
 was. `--lr` takes rates of your own, and `fp4dse sweep … --tune` first finds the best rate of every recipe, BF16
 included, on two seeds that it does not report. Tuned were rates a factor of two apart, until the best of each class
 lay inside the grid, on seeds that no sweep has by itself; then, unless the last column is empty, weight decay and
-clipping at the best rate and at twice that (`language:1M` without decay 0.3 at twice the rate; `language:10M` in BF16
-alone, on one seed). A class without a rate here has BF16's, which nobody tuned for it; rows
+clipping at the best rate and at twice that. A class without a rate here has BF16's, which nobody tuned for it; rows
 call that the preset's.
 
     python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too

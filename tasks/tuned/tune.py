@@ -27,7 +27,7 @@ from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
-from fp4dse.tasks.tuned.decay import FACTOR, add_decay, check_same, decays_and_clips, in_order
+from fp4dse.tasks.tuned.decay import FACTOR, WITH_DECAYS, add_decay, check_same, decays_and_clips, has_decays, in_order
 from fp4dse.tasks.tuned.trainer import Asked, Trainer, representatives
 
 FIRST_SEED, FIRST_FRESH = 1000, 2000
@@ -64,7 +64,7 @@ def tune(
         found = msgspec.structs.replace(found, curve=sorted(curve, key=in_order))
         return merged(found, before) if before else found
     curve += decays_and_clips(trainer, found)
-    if before and not {"bf16", "forward"} & {*classes}:
+    if before and not {*WITH_DECAYS} & {*classes}:
         return merged(msgspec.structs.replace(found, curve=curve), before)
     later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
     known = merged(found, before).rates if before else found.rates  # a class that stays is checked at its own rate
@@ -79,7 +79,7 @@ def has_all(before: Tuned, task: Task, device: str, classes: Sequence[str], seed
     classes by as many seeds or more; and, unless `fresh` is 0, other decays or clips and a check by as many seeds."""
     same = (before.rev, before.steps, before.device) == (task.rev, task.steps, device)
     enough = len(before.seeds) >= seeds and len(before.fresh_seeds) >= fresh
-    enough &= not fresh or not all(point.is_own for point in before.curve)
+    enough &= not fresh or has_decays(before)
     return same and enough and {*classes} <= before.rates.keys()
 
 
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
         file = asked.folder / file_name(one.name, one.preset, named)
         before = decode_json(file.read_bytes(), Tuned) if file.is_file() else None
         if asked.decay:
-            full = before is not None and not all(point.is_own for point in before.curve)
+            full = before is not None and has_decays(before)
         else:
             full = before is not None and has_all(before, one, asked.device, asked.classes, asked.seeds, asked.fresh)
         if asked.lacking and full and before:

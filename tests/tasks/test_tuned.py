@@ -103,6 +103,8 @@ def test_what_has_all_that_is_asked_for_is_not_tuned_again(tmp_path, capsys):
     unclipped = msgspec.structs.replace(found, fresh_seeds=[2000], curve=[p for p in found.curve if p.is_own])
     assert has_all(unclipped, task, found.device, ["bf16"], seeds=3, fresh=0)
     assert not has_all(unclipped, task, found.device, ["bf16"], seeds=3, fresh=1)  # no decay or clip was tried
+    half = [point for point in found.curve if point.is_own or point.of == "bf16"]
+    assert not has_all(msgspec.structs.replace(found, curve=half), task, found.device, ["bf16"], seeds=3, fresh=1)
     assert not has_all(found, task, found.device, ["bf16"], seeds=3, fresh=len(found.fresh_seeds) + 1)
     asked = ["language:1M", "--device", found.device, "--classes", "bf16", "--fresh", "0", "--lacking"]
     before = (FOLDER / file_name("language", "1M")).read_bytes()
