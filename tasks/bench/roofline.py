@@ -149,7 +149,7 @@ def table_rows() -> list[Row]:
         Row(f"{ten}+bf16, L = 16, BF16", step(ten), Measured("H100", 87e3 / 16, before)),
         Row("the same, NVFP4 held", step(ten), Measured("H100", 6613)),
         Row(f"{large}+bf16, BF16", step(large), Measured("H100", 80.3e3)),
-        Row("the same, `nvidia-nvfp4` held", step(large)),
+        Row("the same, `nvidia-nvfp4` held", step(large), Measured("H200", 94.5e3)),
         Row("the same, `nvfp4-sr-rht` in all blocks", step(large), Measured("H100", 120.5e3)),
         Row("the same, `mxfp4`, BF16 products", step(large), Measured("H100", 105.6e3)),
         Row("the same, `mxfp4` through FP8 units", step(large, "FP8"), Measured("H100", 80.6e3)),

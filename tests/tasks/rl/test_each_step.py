@@ -165,4 +165,5 @@ def test_captured_steps_record_too():
     for result in with_it.lanes:
         rewards = [1 - result.recorded["reward"][step - 1] for step in result.curve_step]
         assert result.curve_loss == pytest.approx(rewards, abs=1e-6)
-        assert len(set(result.recorded["gradient_norm"])) == task.steps
+        norms = [norm for norm in result.recorded["gradient_norm"] if norm]  # 0 where all answers of all problems tie
+        assert len({*norms}) == len(norms) > task.steps // 2, "each step has its own"
