@@ -129,13 +129,16 @@ def compare(
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
     from fp4dse.results.stats.levels import units
+    from fp4dse.results.stats.paired import MARGINS
     from fp4dse.results.stats.recipes.margins import Margin, check_unit, read_margin
+    from fp4dse.results.stats.techniques.effects import EFFECTS_READ
     from fp4dse.results.text.frames import plain, records
     from fp4dse.results.text.ratios import change_with_range, written_in
     from fp4dse.sweeps.arguments import find_stored
 
     within, unit = read_margin(margin) if margin is not None else (None, "")
-    runs = _at_rate(open_given(store).runs(margins=True), lr)
+    read = [*EFFECTS_READ, *MARGINS, "recipe_name"]  # without overheads, for which every recipe would be priced
+    runs = _at_rate(open_given(store).runs(read), lr)
     a = find_stored(recipe_a, runs)
     check_unit(unit, runs[runs["config_id"].eq(a)])
     if recipe_b is None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from fp4dse.results import compare, neighbours, open_store
+from fp4dse.results.text.frames import records
 from tests.commands.running import assert_one_line
 
 
@@ -98,6 +100,18 @@ def test_compare_takes_one_rate_for_both(run, finished):
     assert_one_line(
         run("compare", "mxfp4", "nvfp4", "--lr", "7"), 2, "--lr: found 7.0", f"a rate of the store: {rate:g}"
     )
+
+
+def test_compare_prices_no_recipe_and_says_what_all_columns_would(run, finished, monkeypatch):
+    runs = open_store("runs/few/store").runs(margins=True)
+    pair = [runs.loc[runs["recipe_name"].eq(name), "config_id"].iloc[0] for name in ("nvfp4", "mxfp4")]
+
+    def priced(*_):
+        raise AssertionError("a recipe was priced")
+
+    monkeypatch.setattr("fp4dse.results.store.store.prices", priced)
+    for asked, whole in ((pair, compare(runs, *pair)), (pair[:1], neighbours(runs, pair[0]))):
+        assert json.loads(run("compare", *asked, "--json").out) == json.loads(json.dumps(records(whole)))
 
 
 def test_compare_of_one_recipe_lists_what_single_changes_do(run, finished):

@@ -16,7 +16,7 @@ passed with a chance of 80 %, over what mean and standard deviation may be after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -183,8 +183,7 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
     """
     for config_id in (a, b):
         _check(runs, config_id, margin)
-    every = rows_at_best_lr(runs)
-    rows = every[every["config_id"].isin([a, b])]
+    rows = rows_at_best_lr(runs[runs["config_id"].isin([a, b])])
     rows = rows.assign(log=levels(rows["loss"], are_shares(rows)))
     sides = [rows[rows["config_id"].eq(config_id)] for config_id in (a, b)]
     lines = []
@@ -196,7 +195,7 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         line |= {"lr_a": left["lr"].iloc[0], "lr_b": right["lr"].iloc[0]}
         line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
         within, shares = margin_of(left, margin), bool(are_shares(left).any())
-        prospect = partial(pair_among, every[every["setting"].eq(setting)], a, b)
+        prospect = partial(_among_all, runs, [line[name] for name in SETTING], a, b)
         found = differences(d[None, :], within.value, shares)
         if line["diverged_a"] or line["diverged_b"]:
             found = found.assign(verdict="diverged")
@@ -207,6 +206,11 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
     columns = [*SETTING, "label_a", "label_b", "lr_a", "lr_b", "pairs", "diverged_a", "diverged_b", "difference"]
     return pd.DataFrame(lines)[[*columns, "low", "high", "p", "p_same", "margin", "margin_of", "more_seeds", "verdict"]]
+
+
+def _among_all(runs: pd.DataFrame, setting: Sequence[Any], a: str, b: str, *of_pairs: Any) -> Prospect:
+    """`pair_among` the recipes of a setting, hundreds of them. setting: its values of SETTING."""
+    return pair_among(rows_at_best_lr(runs[runs[list(SETTING)].eq(setting).all(axis=1)]), a, b, *of_pairs)
 
 
 def _check(runs: pd.DataFrame, config_id: str | None, margin: float | None) -> None:

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
@@ -191,6 +192,29 @@ def test_compare_says_how_many_more_seeds_would_tell(runs):
     assert f"{found['more_seeds']:.0f} more seeds would tell" in found["verdict"]
     found = compare(runs(nvfp4=[0.5, 0.53, 0.5], mxfp4=[0.52, 0.53, 0.55]), *ids, margin=0.5).iloc[0]
     assert "the same within ±65 %" in found["verdict"]
+
+
+def test_only_an_undecided_pair_looks_at_the_other_recipes_and_at_those_of_its_setting_alone(monkeypatch):
+    """Numbers of settings are of a frame: in that of the pair its one setting is the first, in the whole the second."""
+    study = drawn(SIZES["48"], "weak", np.random.default_rng([11, 0]))
+    rows, other = study.runs("weak"), study.runs("additive").assign(preset="another")
+    ids = sorted(rows["config_id"][rows["points"].gt(0)].unique())
+    both = pd.concat([other[~other["config_id"].isin(ids[:2])], rows], ignore_index=True)
+    alone, among = compare(rows, *ids[:2]), compare(both, *ids[:2])
+    assert np.isfinite(alone["more_seeds"]).all()
+    pd.testing.assert_frame_equal(alone, among)
+
+    seen = set()
+
+    def at_best_lr(frame):
+        seen.update(frame["config_id"])
+        return rows_at_best_lr(frame)
+
+    monkeypatch.setattr("fp4dse.results.stats.recipes.equivalence.rows_at_best_lr", at_best_lr)
+    assert "the same within" in compare(rows, *ids[:2], margin=1.0)["verdict"].iloc[0]
+    assert seen == set(ids[:2])
+    compare(rows, *ids[:2])
+    assert seen == set(rows["config_id"])
 
 
 def test_against_compares_with_the_best_of_each_setting_and_needs_no_baseline():
