@@ -8,10 +8,11 @@ from itertools import groupby
 
 from fp4dse.dse.agreement import LEAST, Agreement, agreements
 from fp4dse.dse.agreement import WANTED as ENOUGH
+from fp4dse.dse.resolution import WANTED
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.tuned import Point, Tuned, all_tuned, tuned
-from fp4dse.tasks.tuned.resolution import SIZES, WANTED, is_open, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
 
 HEAD = """# Tuned presets
 
@@ -45,8 +46,9 @@ those before nobody knows whether more is better still.
 ## Which presets tell recipes apart?
 
 At these rates, on other seeds. *sd* is a standard deviation between seeds, of differences paired by seed where there
-are two recipes. A preset resolves if NVFP4's gap is {wanted:g} times its sd or more. The seeds are those with which a
-difference of that size is found in 80 of 100 studies, for pairs as noisy as NVFP4 and BF16 are.
+are two recipes. A preset resolves single recipes if NVFP4's gap is {wanted:g} times its sd or more and five seeds tell
+NVFP4 from MXFP4; where it does not, the terminal and the report warn after a sweep (*Beware*). The seeds are those with
+which a difference of that size is found in 80 of 100 studies, for pairs as noisy as NVFP4 and BF16 are.
 
 {resolved}
 

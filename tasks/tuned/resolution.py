@@ -7,16 +7,16 @@ import math
 from statistics import NormalDist, fmean, stdev
 
 import msgspec
+from scipy.optimize import brentq
 from scipy.stats import nct, t
 
+from fp4dse.dse.resolution import SEEDS
 from fp4dse.tasks.tuned import Point, Tuned
 
 SIZES = (0.001, 0.005, 0.02)
 """Differences in loss, as shares, for which the needed seeds are stated."""
 FAR = 3.0
 """Of a rate and another one, as a factor: rates further apart than neighbours of a grid."""
-WANTED = 10.0
-"""Of `ratio`: a preset that resolves."""
 LEVEL, POWER = 0.05, 0.8
 """Of the paired t test that finds a difference, and of studies that find it."""
 
@@ -40,7 +40,7 @@ class Resolution(msgspec.Struct, frozen=True):
     def ratio(self) -> float:
         return abs(self.gap) / self.gap_sd if self.gap_sd else math.nan
 
-    def tells_apart(self, seeds: int = 5) -> bool:
+    def tells_apart(self, seeds: int = SEEDS) -> bool:
         """True if NVFP4 and MXFP4 lie so far apart that these seeds find it in 80 of 100 studies."""
         return found_by(seeds, self.rival, self.rival_sd) >= POWER
 
@@ -83,6 +83,14 @@ def found_by(seeds: int, difference: float, sd: float) -> float:
         return float(difference != 0)
     freedom = seeds - 1
     return float(nct.sf(t.isf(LEVEL / 2, freedom), freedom, abs(difference) / sd * math.sqrt(seeds)))
+
+
+def least_found(seeds: int, sd: float) -> float:
+    """The difference that a paired t test at LEVEL finds in a share POWER of studies of two seeds or more; NaN if the
+    sd is."""
+    if math.isnan(sd) or sd == 0:
+        return sd
+    return float(brentq(lambda of: found_by(seeds, of * sd, sd) - POWER, 0, 100)) * sd
 
 
 def _needed(sd: float, difference: float) -> float:

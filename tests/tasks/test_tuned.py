@@ -11,6 +11,7 @@ from scipy.stats import ttest_1samp
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_files
 from fp4dse.dse.attention import Attention, KeyGradient, Scores
 from fp4dse.dse.reading.files import decode_json
+from fp4dse.dse.resolution import FILE, WANTED
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.results.stats.paired import SETTING
 from fp4dse.sweeps.jobs.rows import lane_id, task_context
@@ -22,7 +23,8 @@ from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned, workers
 from fp4dse.tasks.tuned.decay import add_decay, further
 from fp4dse.tasks.tuned.page import page, untuned
-from fp4dse.tasks.tuned.resolution import SIZES, WANTED, is_open, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, found_by, is_open, least_found, resolution
+from fp4dse.tasks.tuned.resolved import encoded, resolved_presets
 from fp4dse.tasks.tuned.trainer import Trainer, representatives
 from fp4dse.tasks.tuned.tune import has_all, kept, main, merged, tune
 from fp4dse.tasks.tuned.workers import train_in_workers
@@ -82,6 +84,16 @@ def test_what_nobody_tuned_keeps_the_rate_of_its_preset():
 def test_the_page_is_what_the_files_say():
     shown = Path(__file__).parents[2] / "docs" / "presets.md"
     assert shown.read_text() == page(SHIPPED, untuned()), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+
+
+def test_reports_know_of_each_preset_whether_it_resolves():
+    found = resolved_presets(SHIPPED)
+    assert FILE.read_bytes() == encoded(found), "python -m fp4dse.tasks.tuned.resolved"
+    assert {one.preset for one in found if one.resolves} >= {"regression:quickstart", "language:1M"}
+    assert {one.preset for one in found if not one.resolves} >= {"vision:quickstart", "language:0.4M"}
+    with_nan = msgspec.structs.replace(found[0], ratio=None, least=None)
+    assert resolved_presets([]) == []
+    assert decode_json(encoded([with_nan]), list[type(with_nan)]) == [with_nan]
 
 
 def test_the_page_names_every_preset_that_nobody_tuned():
@@ -172,6 +184,13 @@ def test_as_many_seeds_as_a_resolution_states_find_a_difference_in_80_of_100_stu
             assert power[1] < 0.81 or seeds == 2
         told = np.mean(ttest_1samp(rng.normal(found.rival, found.rival_sd, (20_000, 5)), 0, axis=1).pvalue < 0.05)
         assert found.tells_apart() == (told > 0.8)
+
+
+def test_the_least_difference_that_seeds_find_is_found_in_80_of_100_studies():
+    for seeds in (2, 5, 12):
+        assert found_by(seeds, least_found(seeds, 0.03), 0.03) == pytest.approx(0.8)
+    assert math.isnan(least_found(5, math.nan))
+    assert least_found(5, 0.0) == 0.0
 
 
 def test_a_rate_is_open_if_its_seeds_do_not_tell_it_from_one_four_times_as_high_or_as_low():

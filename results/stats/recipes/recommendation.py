@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.dse.agreement import warning
+from fp4dse.dse import agreement, resolution
 from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import Varied
 from fp4dse.results.stats.learning_rates import learning_rates
@@ -153,7 +153,7 @@ def _verdict(setting: tuple[Any, ...], of: Ranked, versus: pd.DataFrame, rates: 
         none="" if len(ranked) else _why_none(of.lines, tried, diverged),
         warnings=(
             *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
-            *(_of_the_task(*setting[:3]) if len(ranked) else ()),
+            *(_of_the_task(setting) if len(ranked) else ()),
         ),
     )
 
@@ -183,10 +183,13 @@ def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
     return "no recipe that quantizes has a gap"
 
 
-def _of_the_task(task: str, preset: str, dataset_digest: str) -> tuple[str, ...]:
-    """A sentence where larger models are known to have another order of recipes, or nobody knows theirs."""
-    says = warning(task, preset, dataset_digest)
-    return () if says is None else (says,)
+def _of_the_task(setting: tuple[Any, ...]) -> tuple[str, ...]:
+    """A sentence where the preset is known not to resolve single recipes, and one where larger models are known to have
+    another order of them, or nobody knows theirs. setting: values of SETTING."""
+    of = dict(zip(SETTING, setting, strict=True))
+    preset = of["task"], of["preset"], of["dataset_digest"]
+    says = resolution.warning(*preset, of["rev_task"]), agreement.warning(*preset)
+    return tuple(filter(None, says))
 
 
 def _of_the_recipe(line: pd.Series, time: Time, plain: set[str]) -> tuple[str, ...]:

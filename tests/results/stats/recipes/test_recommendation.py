@@ -7,11 +7,15 @@ import pandas as pd
 import pytest
 
 from fp4dse.dse.agreement import agreements
+from fp4dse.dse.resolution import resolved
 from fp4dse.results import add_gap, open_store, versus_soonest
+from fp4dse.results.report.markup import spoken
 from fp4dse.results.stats.recipes.equivalence import against
 from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.stats.recipes.verdict import front_words
+from fp4dse.results.text.labels import short_labels
+from fp4dse.results.text.verdict_text import verdict_text
 
 
 def only(runs: pd.DataFrame):
@@ -234,6 +238,21 @@ def test_a_task_that_orders_recipes_otherwise_than_a_larger_model_says_so_and_on
         assert len(warned) == (preset != "language:0.4M")
     assert any(text.startswith("nobody has compared") for text in only(frame).warnings)  # on data of no preset
     assert only(frame[frame["is_baseline"]]).warnings == ()
+
+
+def test_a_preset_that_does_not_resolve_says_so_at_the_revision_that_was_checked(runs):
+    frame = runs(bf16=[0.50, 0.52, 0.51], nvfp4=[0.55, 0.57, 0.56])
+    for preset, warns in (("vision:quickstart", True), ("language:0.4M", True), ("regression:quickstart", False)):
+        [line] = [one for one in resolved() if one.preset == preset]
+        task, _, name = preset.partition(":")
+        here = frame.assign(task=task, preset=name, dataset_digest=line.dataset_digest, rev_task=line.rev)
+        for rows, expected in ((here, warns), (here.assign(rev_task=line.rev + 1), False)):
+            verdict = only(rows)
+            said = [text for text in verdict.warnings if "does not resolve" in text]
+            assert len(said) == expected, preset
+            assert all("<data" not in spoken(text) for text in said)  # no number that a query would have to answer
+            printed = verdict_text(verdict, short_labels(["nvfp4"], ["nvfp4"]), 500).splitlines()
+            assert sum(text.startswith("Beware:   this preset does not resolve") for text in printed) == expected
 
 
 def test_chances_have_words_from_sure_to_luck():
