@@ -63,9 +63,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     and with the worst; NaN where rows have none), rollout_overhead (of a token of the rollout, modelled, BF16 = 1,
     where lanes learn from samples of their own, whose overhead is that of the trainer's step alone; else NaN),
     time_to_quality, time_to_quality_low, time_to_quality_high (where the axis is the modelled overhead: the time to
-    BF16's loss, BF16 = 1, with the ends of the gap's interval; NaN where nothing tells what tokens are worth to BF16,
-    inf where four times its tokens would not make up for the gap, see equal_time.py), on_front, note (why there is no
-    gap or no overhead, else empty).
+    BF16's loss, BF16 = 1, with the ends of the gap's interval; NaN where nobody knows it, inf where it is out of reach,
+    see equal_time.py), on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize

@@ -3,7 +3,7 @@
 import pytest
 
 from fp4dse.results import Store
-from tests.results.asked_once import asked_once, joined
+from tests.results.asked_once import asked_once, joined, views_made_once
 from tests.results.rl.rl_page import DOCS, PAGE
 
 
@@ -16,3 +16,20 @@ def store(tmp_path_factory) -> Store:
 @pytest.fixture(scope="session")
 def page() -> str:
     return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def few_views():
+    with views_made_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def every_effect(store, few_views):
+    return store.sql("FROM rollout_effects")
+
+
+@pytest.fixture(scope="module")
+def effects(every_effect):
+    """The effects of fixes on `rl:small`."""
+    return every_effect[every_effect["preset"].eq("small")]

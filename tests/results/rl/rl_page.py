@@ -14,6 +14,7 @@ PAGE = DOCS / "rl.md"
 MACRO = "e2m1 1x32 e8m0-rceil macro"
 FIXED = f"{MACRO}, forward residual, noise weights"
 IN_ROLLOUTS = "bf16, rollout mxfp4-rceil"
+WEIGHTS = f"{IN_ROLLOUTS}-w4a16"
 MANY = ["mxfp4-rceil", FIXED, IN_ROLLOUTS, "bf16, noise weights", "bf16, noise qerl"]
 """The recipes of 32 seeds, in the order of their tables."""
 WALKS = ["walks-small", "walks-medium"]
