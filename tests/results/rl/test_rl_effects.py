@@ -7,22 +7,30 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from fp4dse.results import open_store
 from fp4dse.results.stats.estimates.intervals import adjusted
-from tests.results.rl.rl_page import MACRO, interval, numbers, queries_of, section, table
+from tests.results.rl.rl_page import DOCS, MACRO, interval, numbers, queries_of, section, table
 
 pytestmark = pytest.mark.usefixtures("few_views")
 
 
-def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, every_effect):
+@pytest.fixture(scope="module")
+def again():
+    """The effects of noise under BF16 in the lanes that were trained again for their records."""
+    return open_store(DOCS / "study" / "rl-noise-store").sql("FROM rollout_effects")
+
+
+def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page, every_effect, again):
     order = [("noise weights", "fp4"), ("noise weights", "bf16"), ("noise weights", "qat"), ("noise qerl", "qat")]
-    order += [("noise weights", "bf16"), ("noise qerl", "bf16")] * 2
+    order += [("noise weights", "bf16"), ("noise qerl", "bf16")] * 3
     order.insert(6, ("noise weights", "bf16"))
-    lines = every_effect[every_effect["number"].eq("entropy_at_reward")]
-    by = lines.set_index(["preset", "treatment", "trainer", "lr"])
+    columns = ["preset", "treatment", "trainer", "lr"]
+    by, by_again = (of[of["number"].eq("entropy_at_reward")].set_index(columns) for of in (every_effect, again))
     of_walks = []
     for cells, key in zip(table(page, "| noise, under | rate |"), order, strict=True):
         preset = (re.findall(r"`(walks-\w+)`", cells[0]) or ["small"])[0]
-        found = by.loc[(preset, *key, float(cells[1]))]
+        of = by_again if preset == "small" and cells[2].endswith(" 32") else by
+        found = of.loc[(preset, *key, float(cells[1]))]
         assert numbers(cells[2]) == [found["pairs"], found["seeds"]]
         assert float(cells[3]) == round(found["without"], 4)
         assert numbers(cells[4]) == [round(found[name], 5) for name in ("difference", "low", "high")], key
@@ -31,6 +39,13 @@ def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page,
     text = section(page, "Does noise explore?")
     assert max(abs(line[name]) for line in of_walks for name in ("low", "high")) < 0.0013
     assert "noise is within 0.0013 nats of none" in text
+    small = again[again["number"].eq("entropy_at_reward")]
+    assert len(small) == 2
+    assert small[["low", "high"]].abs().max(axis=None) < 0.0005
+    assert "no more than 0.0005 nats either way" in text
+    diverges = again.set_index("number").loc["mismatch_kl"]
+    assert [f"{q:.3f}" for q in diverges["q"]] == ["0.011"] * 2
+    assert diverges["difference"].between(1e-6, 3e-6).all()
     [lower] = [line for line in of_walks if line["high"] < 0]
     assert lower.name[0] == "walks-medium"
     assert f"entropy is lower (`q` {lower['q']:.2f})".replace("0.", ".") in text
@@ -38,6 +53,14 @@ def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page,
     more, equal = both.loc["entropy"], both.loc["entropy_at_reward"]
     expected = f"({more['difference']:+.4f}, `q` {more['q']:.4f}), and not at equal reward (`q` {equal['q']:.2f})"
     assert expected.replace("0.", ".") in text
+
+
+def test_lanes_trained_again_for_their_records_end_where_they_did(store):
+    asked = "SELECT recipe_label, seed, val_metric FROM runs WHERE preset = 'small' AND lr = 2.4e-4"
+    ends = [of.sql(asked) for of in (store, open_store(DOCS / "study" / "rl-noise-store"))]
+    before, now = (end.set_index(["recipe_label", "seed"])["val_metric"] for end in ends)
+    assert len(now) == 96
+    assert before.loc[now.index].tolist() == now.tolist()
 
 
 def test_what_is_told_among_the_effects_of_fixes_is_what_the_view_tells(page, effects):

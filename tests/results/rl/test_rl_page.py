@@ -1,6 +1,7 @@
 """What the page of reinforcement learning says of accuracies is what the store beside it has."""
 
 import re
+from itertools import product
 
 import pytest
 from scipy.stats import wilcoxon
@@ -216,15 +217,24 @@ def test_500_updates_are_what_the_store_has(page, store):
 
 def test_replay_of_routes_is_what_the_store_has(page, store):
     rows = store.sql("SELECT recipe_label, lr, seed, 100 * val_metric AS solved FROM runs WHERE preset = 'moe-small'")
-    said = section(page, "Does replaying routes help?")
-    for rate, sentence in ((1.2e-4, "for 92.1 % at 1.2e-4"), (2.4e-4, "for 93.9 at 2.4e-4")):
+    lines = table(page, "| rollout and trainer | rate |")
+    arms = [IN_ROLLOUTS, IN_ROLLOUTS.replace("bf16,", "bf16, tis 2,"), QAT]
+    for cells, (rate, name) in zip(lines, product((1.2e-4, 2.4e-4), arms), strict=True):
         lanes = rows[rows["lr"].eq(rate)].pivot(index="seed", columns="recipe_label", values="solved")
-        plain, replayed = lanes[QAT], lanes[f"{QAT}, router replay"]
-        mean, low, high, _ = interval(replayed - plain)
-        assert f"{replayed.mean():.1f} {sentence}" in said
-        assert f"{mean:+.1f}" in said
-        assert f"{low:+.1f} to {high:+.1f})" in said
-        assert f"{plain.mean():.1f}" in sentence
+        plain, replayed = lanes[name], lanes[f"{name}, router replay"]
+        assert numbers(" ".join(cells[1:4])) == [rate, round(plain.mean(), 1), round(replayed.mean(), 1)]
+        assert numbers(cells[4].replace("to", "")) == [round(number, 1) for number in interval(replayed - plain)[:3]]
+
+
+def test_both_pairs_of_replay_together_are_what_the_view_has(page, store):
+    said = section(page, "Does replaying routes help?").replace("−", "-")
+    effects = store.sql("FROM rollout_effects WHERE treatment = 'router replay' AND trainer = 'bf16'")
+    line, kl = (effects[effects["number"].eq(name)].iloc[0] for name in ("accuracy", "mismatch_kl"))
+    assert (line["pairs"], line["lr"]) == (2, 2.4e-4)
+    points = [f"{100 * line[name]:+.1f}" for name in ("difference", "low", "high")]
+    assert f"{points[0]} points ({points[1]} to {points[2]}, `q` {line['q']:.2f})".replace("0.34", ".34") in said
+    shown = [f"{kl[name]:+.4f}".replace("0.", ".") for name in ("difference", "low", "high")]
+    assert f"the mean KL {shown[0].removeprefix('+')} ({shown[1].removeprefix('+')} to {shown[2]})" in said
 
 
 def test_the_seeds_that_lose_most_make_up_what_the_page_says(page, store):
