@@ -25,7 +25,8 @@ def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page,
     order += [("noise weights", "bf16"), ("noise qerl", "bf16")] * 3
     order.insert(6, ("noise weights", "bf16"))
     columns = ["preset", "treatment", "trainer", "lr"]
-    by, by_again = (of[of["number"].eq("entropy_at_reward")].set_index(columns) for of in (every_effect, again))
+    shown = [of[of["number"].eq("entropy_at_reward")] for of in (every_effect, again)]
+    by, by_again = (of.set_index(columns).sort_index() for of in shown)
     of_walks = []
     for cells, key in zip(table(page, "| noise, under | rate |"), order, strict=True):
         preset = (re.findall(r"`(walks-\w+)`", cells[0]) or ["small"])[0]
@@ -39,7 +40,7 @@ def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page,
     text = section(page, "Does noise explore?")
     assert max(abs(line[name]) for line in of_walks for name in ("low", "high")) < 0.0013
     assert "noise is within 0.0013 nats of none" in text
-    small = again[again["number"].eq("entropy_at_reward")]
+    small = shown[1]
     assert len(small) == 2
     assert small[["low", "high"]].abs().max(axis=None) < 0.0005
     assert "no more than 0.0005 nats either way" in text
@@ -49,7 +50,11 @@ def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page,
     [lower] = [line for line in of_walks if line["high"] < 0]
     assert lower.name[0] == "walks-medium"
     assert f"entropy is lower (`q` {lower['q']:.2f})".replace("0.", ".") in text
-    both = every_effect.set_index(["preset", "treatment", "number"]).loc[("walks-small", "rollout mxfp4-rceil")]
+    both = (
+        every_effect.set_index(["preset", "treatment", "number"])
+        .sort_index()
+        .loc[("walks-small", "rollout mxfp4-rceil")]
+    )
     more, equal = both.loc["entropy"], both.loc["entropy_at_reward"]
     expected = f"({more['difference']:+.4f}, `q` {more['q']:.4f}), and not at equal reward (`q` {equal['q']:.2f})"
     assert expected.replace("0.", ".") in text

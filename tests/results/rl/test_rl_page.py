@@ -222,7 +222,7 @@ def test_replay_of_routes_is_what_the_store_has(page, store):
     for cells, (rate, name) in zip(lines, product((1.2e-4, 2.4e-4), arms), strict=True):
         lanes = rows[rows["lr"].eq(rate)].pivot(index="seed", columns="recipe_label", values="solved")
         plain, replayed = lanes[name], lanes[f"{name}, router replay"]
-        assert numbers(" ".join(cells[1:4])) == [rate, round(plain.mean(), 1), round(replayed.mean(), 1)]
+        assert [float(cell) for cell in cells[1:4]] == [rate, round(plain.mean(), 1), round(replayed.mean(), 1)]
         assert numbers(cells[4].replace("to", "")) == [round(number, 1) for number in interval(replayed - plain)[:3]]
 
 
