@@ -35,7 +35,7 @@ from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, r
 from fp4dse.results.stats.recipes.front_chance import codes_of
 from fp4dse.results.stats.recipes.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.recipes.pareto import worth_naming
-from fp4dse.results.stats.recipes.together import drawn_truth, pair_among, together
+from fp4dse.results.stats.recipes.together import drawn_beside, pair_among, together
 from fp4dse.results.text.ratios import change, change_range, counted, in_points, noun, written_in
 
 
@@ -110,7 +110,7 @@ def versus_one(
         return out.drop(columns="std").assign(more_seeds=np.nan)
     known, first, which, distinct, spread = together(log)
     one = int(which[known.searchsorted(row)])
-    truth = drawn_truth(spread, distinct, knobs.reindex(recipes[known[first]]))
+    truth = drawn_beside(spread, distinct, knobs.reindex(recipes[known[first]]))
     of = np.bincount(which, chosen[known]) > 0
     told = None if asked is None else np.bincount(which, asked[known]) > 0
     rows = np.full(len(distinct), one)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fp4dse.results.stats.estimates.least_squares import seed_effects
 from fp4dse.results.stats.estimates.promised import Prospect, pair_alone
-from fp4dse.results.stats.estimates.shrinkage import LEAST_RECIPES, posterior
+from fp4dse.results.stats.estimates.shrinkage import LEAST_RECIPES, posterior, unmoved
 from fp4dse.results.stats.estimates.simultaneous import DRAWS
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
 from fp4dse.results.stats.levels import are_shares, levels
@@ -55,6 +55,19 @@ def drawn_truth(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFra
     seeds], which `spread` is of; codes: of their knobs, NaN where these are not known."""
     factors = [] if codes.isna().any(axis=None) else from_zero(codes)
     return posterior(spread, distinct, factors).draw(DRAWS, np.random.default_rng(0))
+
+
+def drawn_beside(spread: Spread, distinct: NDArray[np.float64], codes: pd.DataFrame) -> NDArray[np.float64]:
+    """`drawn_truth` where some recipes have no knobs, as BF16, whose codes are NaN. These have what their own seeds
+    say, and the others are drawn without them: that they lie far apart from BF16 says nothing of how far from one
+    another, and to leave their knobs out for its sake promises seeds for pairs that differ in nothing."""
+    knobs = codes.notna().all(axis=1).to_numpy()
+    if knobs.all() or not knobs.any():
+        return drawn_truth(spread, distinct, codes)
+    rng, of = np.random.default_rng(0), distinct[knobs]
+    drawn = unmoved(spread).draw(DRAWS, rng)
+    drawn[:, knobs] = posterior(spread_over_seeds(of), of, from_zero(codes[knobs])).draw(DRAWS, rng)
+    return drawn
 
 
 def pair_among(part: pd.DataFrame, a: str, b: str, pairs: int, mean: float, std: float) -> Prospect:

@@ -194,6 +194,20 @@ def test_compare_says_how_many_more_seeds_would_tell(runs):
     assert "the same within ±65 %" in found["verdict"]
 
 
+def test_bf16_beside_the_recipes_changes_little_of_how_many_more_seeds_are_asked_for():
+    """Their knobs say how far they lie apart, which BF16 has none of."""
+    for number in range(4):
+        rows = drawn(SIZES["48"], "additive", np.random.default_rng([78, number])).runs("x")
+        one = rows.loc[rows["points"].gt(0), "config_id"].min()
+        beside, alone = (
+            against(of, one).set_index("config_id")["more_seeds"] for of in (rows, rows[~rows["is_baseline"]])
+        )
+        both = pd.concat([beside, alone], axis=1, keys=["beside", "alone"]).loc[alone.index]
+        both = np.log(both[np.isfinite(both).all(axis=1)])
+        assert len(both) > 5
+        assert (both["beside"] - both["alone"]).abs().median() < 0.2
+
+
 def test_only_an_undecided_pair_looks_at_the_other_recipes_and_at_those_of_its_setting_alone(monkeypatch):
     """Numbers of settings are of a frame: in that of the pair its one setting is the first, in the whole the second."""
     study = drawn(SIZES["48"], "weak", np.random.default_rng([11, 0]))
