@@ -95,21 +95,27 @@ def _verdict(study: Study, found: Verdict) -> Iterator[Score]:
     yield "100 · (recommended recipe's gap - truth)", 100 * (found.gap - truth), 1
     covers = found.gap_low <= truth <= found.gap_high
     yield "interval of the recommended recipe's gap covers", float(covers), 1
-    yield "100 · (recommended recipe at equal time - lowest truth)", 100 * (study.at_time[row] - study.at_time.min()), 1
+    lowest = study.at_time[study.may_be_named].min()
+    yield "100 · (recommended recipe at equal time - lowest truth)", 100 * (study.at_time[row] - lowest), 1
 
 
 def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
-    """The lowest mean of the screened rows, and the best that fresh seeds chose, on seeds that did not choose."""
+    """The lowest mean of the screened rows, and the best that fresh seeds chose, on seeds that did not choose; both of
+    recipes that may be named."""
     lines = said.front_chance.sort_values("gap", kind="stable")
-    if lines.empty:
+    rows = study.rows(lines["config_id"])
+    named = rows[study.may_be_named[rows]]
+    if not len(named):
         return
-    truth = study.gap[study.rows(lines["config_id"])]
-    yield "100 · (lowest of the screened gaps - truth)", 100 * (float(lines["gap"].iloc[0]) - truth[0]), 1
-    yield "100 · (truth of the lowest screened - lowest truth)", 100 * (truth[0] - truth.min()), 1
+    truth, lowest = study.gap[rows], study.gap[named].min()
+    first = study.gap[named[0]]
+    screened = float(lines["gap"].to_numpy()[study.may_be_named[rows]][0])
+    yield "100 · (lowest of the screened gaps - truth)", 100 * (screened - first), 1
+    yield "100 · (truth of the lowest screened - lowest truth)", 100 * (first - lowest), 1
     new = said.confirmed
     yield "candidates", float(len(new)), 1
     near = set(_points(study, new["config_id"]))
-    costs = study.cost[study.rows(lines["config_id"])]
+    costs = study.cost[rows]
     of_front = set(_points(study, lines["config_id"][front(costs, truth, BF16_COST)]))
     yield "true front: among the candidates", float(len(of_front & near)), float(len(of_front))
     for name, called in (("best", "best"), ("recommended", "recommended recipe")):
@@ -121,7 +127,7 @@ def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
         yield f"100 · (confirmed {called}'s gap - truth)", 100 * (line["estimate"] - true), 1
         if name == "best":
             yield "interval of the confirmed best's gap covers", float(line["low"] <= true <= line["high"]), 1
-            yield "100 · (truth of the confirmed best - lowest truth)", 100 * (true - truth.min()), 1
+            yield "100 · (truth of the confirmed best - lowest truth)", 100 * (true - lowest), 1
 
 
 def _points(study: Study, config_ids: pd.Series) -> list[tuple[float, float]]:

@@ -20,10 +20,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.results.bench.generated import KNOBS, as_runs, crossing
+from fp4dse.results.stats.estimates.spread import spread_over_seeds
 from fp4dse.results.stats.levels import log_or_nan
 from fp4dse.results.stats.paired import by_seed, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_time import credit, slope_of
 from fp4dse.results.stats.recipes.margins import BY_LAW, MARGIN, Margin
+from fp4dse.results.stats.recipes.pareto import worth_naming
 
 Array = NDArray[np.float64]
 
@@ -88,6 +90,11 @@ class Study:
         return np.searchsorted(self.ids, [int(text, 16) for text in config_ids])
 
     @property
+    def may_be_named(self) -> NDArray[np.bool_]:
+        """[recipes]: those that may be recommended, as they save time."""
+        return worth_naming(self.cost, np.full(len(self.cost), self.size.seeds))
+
+    @property
     def at_time(self) -> Array:
         """[recipes]: what each gap is at equal time."""
         return np.asarray(self.gap + credit(pd.Series(self.cost), slope_of(Margin(MARGIN, BY_LAW))))
@@ -136,22 +143,26 @@ class Lanes:
 
 @dataclass
 class Resampled:
-    """As Lanes, from the seeds of a real store: each seed takes one of a recipe's deviations, with a sign of its own.
+    """As Lanes, from the seeds of a real store: each lane takes one of the deviations of all recipes, with a sign of its
+    own, by the spread of its recipe.
 
-    Recipes keep their own deviations, so a recipe whose seeds differ much does so in each study.
+    Recipes keep their own spread, so a recipe whose seeds differ much does so in each study. A deviation is anyone's:
+    the two or three of one recipe differ in size by chance, and lanes of so few sizes are often equal to the bit, about
+    a mean that is not theirs, where no interval can tell.
     """
 
     rng: np.random.Generator
+    spread: Array
+    """[recipes + 1], BF16 the last: standard deviations."""
     deviations: Array
-    """[recipes + 1, seeds], BF16 the last; scaled so that their variance is that of a lane."""
+    """[deviations], of variance 1."""
     known: list[Array] = field(default_factory=list)
 
     def column(self, seed: int) -> Array:
         """[recipes + 1]; the same whenever it is asked for."""
         while len(self.known) <= seed:
-            count, seeds = self.deviations.shape
-            picked = self.deviations[np.arange(count), self.rng.integers(0, seeds, count)]
-            self.known.append(picked * self.rng.choice([-1, 1], count) + self.rng.normal(0, 2 * NOISE))
+            picked = self.rng.choice(self.deviations, len(self.spread)) * self.rng.choice([-1, 1], len(self.spread))
+            self.known.append(self.spread * picked + self.rng.normal(0, 2 * NOISE))
         return self.known[seed]
 
 
@@ -218,21 +229,23 @@ class Recorded:
     """[recipes]: the mean over seeds less BF16's."""
     cost: Array
     """[recipes]"""
+    spread: Array
+    """[recipes + 1], BF16 the last: standard deviation of a lane, shrunk towards that of the others (spread.py)."""
     deviations: Array
-    """[recipes + 1, seeds], BF16 the last: what a seed differs by from the mean of all recipes in that seed; scaled so
-    that their variance is that of a lane."""
+    """[lanes]: what lanes differ by from their recipe and their seed, over the spread of their recipe; of variance 1."""
 
     def resampled(self, seeds: int, rng: np.random.Generator) -> Study:
         """A study of so many seeds."""
         count = len(self.gap)
         codes, ids = np.arange(count)[:, None] % 3, np.arange(count)
         size = Size(count, seeds, ("*.scale",), ())
-        lanes = Resampled(rng, self.deviations)
+        lanes = Resampled(rng, self.spread, self.deviations)
         return Study("real", size, size.knobs, codes, ids, self.gap, self.cost, np.full(3, np.nan), lanes)
 
 
 def recorded(runs: pd.DataFrame) -> Iterator[Recorded]:
-    """Each setting of real runs that has two seeds or more. Recipes that diverged somewhere are left out."""
+    """Each setting of real runs that has two seeds or more, which do not all tie. Recipes that diverged somewhere are
+    left out."""
     rows = rows_at_best_lr(runs)
     for _, part in rows.groupby("setting", sort=False):
         recipes, log = by_seed(part, _logs(part))
@@ -245,8 +258,12 @@ def recorded(runs: pd.DataFrame) -> Iterator[Recorded]:
         order = np.append(np.flatnonzero(usable), np.flatnonzero(base & whole)[0])
         log = log[order] - log[order].mean(axis=0)
         mean = log.mean(axis=1)
-        deviations = (log - mean[:, None]) * np.sqrt(log.shape[1] / (log.shape[1] - 1))
-        yield Recorded(mean[:-1] - mean[-1], facts["overhead"].to_numpy(float)[order[:-1]], deviations)
+        spread = spread_over_seeds(log).error * np.sqrt(log.shape[1])
+        if not (spread > 0).all():
+            continue
+        deviations = ((log - mean[:, None]) / spread[:, None]).ravel()
+        deviations /= np.sqrt(np.square(deviations).mean())
+        yield Recorded(mean[:-1] - mean[-1], facts["overhead"].to_numpy(float)[order[:-1]], spread, deviations)
 
 
 def _logs(rows: pd.DataFrame) -> pd.Series:
