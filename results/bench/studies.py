@@ -74,7 +74,7 @@ class Study:
     """[recipes]: the rows have these up to the last bit."""
     everything: Array
     """The gaps of all combinations, an axis a knob; NaN where one cannot be built."""
-    lanes: Lanes | Resampled
+    lanes: Lanes
 
     def runs(self, task: str, more: int = 0) -> pd.DataFrame:
         """Rows as a store has them, with so many seeds more than the size says; the first stay as they are."""
@@ -103,7 +103,7 @@ class Study:
         """[recipes asked for]: the truth that a chance of the front is held against: 1 on it, 0 off it, and 1/k for one
         of k that cost the same, are equally good and train to bits of their own. No number of seeds tells which of
         them is the lowest, and their chances add up to one place."""
-        same = self.lanes.same[rows] if isinstance(self.lanes, Lanes) else rows
+        same = self.lanes.same[rows]
         facts = np.stack([self.cost[rows], self.gap[rows]], axis=1).round(9)
         _, tie = np.unique(facts, axis=0, return_inverse=True)
         _, first = np.unique(np.stack([tie, same], axis=1), axis=0, return_index=True)
@@ -139,31 +139,6 @@ class Lanes:
         for codes in self.techniques.T:
             lane[:-1] += self.rng.normal(0, self.shared, codes.max() + 1)[codes]
         return lane + self.rng.normal(0, 2 * NOISE)
-
-
-@dataclass
-class Resampled:
-    """As Lanes, from the seeds of a real store: each lane takes one of the deviations of all recipes, with a sign of its
-    own, by the spread of its recipe.
-
-    Recipes keep their own spread, so a recipe whose seeds differ much does so in each study. A deviation is anyone's:
-    the two or three of one recipe differ in size by chance, and lanes of so few sizes are often equal to the bit, about
-    a mean that is not theirs, where no interval can tell.
-    """
-
-    rng: np.random.Generator
-    spread: Array
-    """[recipes + 1], BF16 the last: standard deviations."""
-    deviations: Array
-    """[deviations], of variance 1."""
-    known: list[Array] = field(default_factory=list)
-
-    def column(self, seed: int) -> Array:
-        """[recipes + 1]; the same whenever it is asked for."""
-        while len(self.known) <= seed:
-            picked = self.rng.choice(self.deviations, len(self.spread)) * self.rng.choice([-1, 1], len(self.spread))
-            self.known.append(self.spread * picked + self.rng.normal(0, 2 * NOISE))
-        return self.known[seed]
 
 
 def drawn(size: Size, world: str, rng: np.random.Generator) -> Study:
@@ -231,15 +206,18 @@ class Recorded:
     """[recipes]"""
     spread: Array
     """[recipes + 1], BF16 the last: standard deviation of a lane, shrunk towards that of the others (spread.py)."""
-    deviations: Array
-    """[lanes]: what lanes differ by from their recipe and their seed, over the spread of their recipe; of variance 1."""
 
     def resampled(self, seeds: int, rng: np.random.Generator) -> Study:
-        """A study of so many seeds."""
+        """A study of so many seeds, whose lanes are normal.
+
+        The deviations that were recorded are no sample of lanes: the two or three of a recipe have sizes of their own, so
+        that three lanes are often equal but for the sign, and over their own spread they follow an arcsine law. No
+        interval covers .95 of such.
+        """
         count = len(self.gap)
         codes, ids = np.arange(count)[:, None] % 3, np.arange(count)
         size = Size(count, seeds, ("*.scale",), ())
-        lanes = Resampled(rng, self.spread, self.deviations)
+        lanes = Lanes(rng, self.spread, ids, codes[:, :0], 0.0, np.zeros(count))
         return Study("real", size, size.knobs, codes, ids, self.gap, self.cost, np.full(3, np.nan), lanes)
 
 
@@ -261,9 +239,7 @@ def recorded(runs: pd.DataFrame) -> Iterator[Recorded]:
         spread = spread_over_seeds(log).error * np.sqrt(log.shape[1])
         if not (spread > 0).all():
             continue
-        deviations = ((log - mean[:, None]) / spread[:, None]).ravel()
-        deviations /= np.sqrt(np.square(deviations).mean())
-        yield Recorded(mean[:-1] - mean[-1], facts["overhead"].to_numpy(float)[order[:-1]], spread, deviations)
+        yield Recorded(mean[:-1] - mean[-1], facts["overhead"].to_numpy(float)[order[:-1]], spread)
 
 
 def _logs(rows: pd.DataFrame) -> pd.Series:
