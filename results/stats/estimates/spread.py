@@ -77,7 +77,8 @@ def _usual(variance: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[
     if len(known) < 4 * LEAST_NEIGHBOURS:
         return np.ones(len(mean))
     order = known[np.argsort(mean[known], kind="stable")]
-    near = uniform_filter1d(np.log(variance[order]), max(LEAST_NEIGHBOURS, len(known) // 10), mode="nearest")
+    # at the ends neighbours count twice; the last of them, counted for all that lack, would say it for the best recipes
+    near = uniform_filter1d(np.log(variance[order]), max(LEAST_NEIGHBOURS, len(known) // 10), mode="reflect")
     return np.asarray(np.exp(np.interp(mean, mean[order], near)))
 
 

@@ -81,6 +81,19 @@ def test_a_variance_that_goes_with_the_gap_is_pooled_with_its_neighbours() -> No
     assert np.median(found.freedom) > 8
 
 
+@pytest.mark.parametrize("end", [0, -1])
+def test_the_variances_of_the_best_recipes_do_not_hang_on_the_luck_of_the_very_best(end: int) -> None:
+    rng = np.random.default_rng(8)
+    means = np.sort(rng.uniform(0, 0.1, 2000))
+    gaps = means[:, None] + 0.001 * rng.standard_normal((2000, SEEDS))
+    first = np.argsort(gaps.mean(axis=1))[end]
+    gaps[first] = gaps[first].mean() + 1e-3 * (gaps[first] - gaps[first].mean())  # its seeds are close by chance
+    found = spread_over_seeds(gaps)
+    order = np.argsort(found.mean)
+    near = order[1:51] if end == 0 else order[-51:-1]
+    assert np.median(found.error[near]) * np.sqrt(SEEDS) == pytest.approx(0.001, rel=0.1)
+
+
 @pytest.mark.parametrize("width", [0.4, 2.0])
 def test_draws_of_a_difference_cover_its_variance(width: float) -> None:
     # 40 studies of 50, the differences of 25 pairs each; all that is known of a pair is its own three differences and
