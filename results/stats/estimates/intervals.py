@@ -10,7 +10,8 @@ where the interval leaves out zero.
 Below 30 seeds, values that are all the same tell nothing of their spread: accuracies are counts of solved problems, and
 two or three seeds tie by chance. The interval and p are NaN then, and not an interval without width and p = 0. Losses
 are no counts: two recipes whose losses are equal to the bit on every seed are the same computation, and that is known
-(`paired_interval`): their difference is 0, from 0 to 0, and p = 1.
+(`paired_interval`): their difference is 0, from 0 to 0, and p = 1. Numbers of which some tie by definition have NaN
+with any number of seeds (`untied_interval`).
 
 scipy is imported where it is used: `fp4dse status` and the start of a sweep need the words alone.
 """
@@ -38,7 +39,7 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
     """
     x = np.asarray(values, float)
     mean, std, n = _moments(x)
-    known = np.where(_all_the_same(mean, std, n), np.nan, std)
+    known = np.where(_all_the_same(mean, std, n) & (n < BOOTSTRAP_FROM), np.nan, std)
     half = half_width(known, n)
     low, high, p = mean - half, mean + half, _p_value(mean, known, n)
     for size in np.unique(n[n >= BOOTSTRAP_FROM]):
@@ -46,6 +47,16 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
         present = x[rows][np.isfinite(x[rows])].reshape(len(rows), size)
         low[rows], high[rows], p[rows] = expanded_percentiles(present, p[rows], CONFIDENCE).T
     return pd.DataFrame({"mean": mean, "std": std, "n": n, "low": low, "high": high, "p": p})
+
+
+def untied_interval(values: ArrayLike) -> pd.DataFrame:
+    """`mean_interval`, without an interval and p (NaN) where values are all the same, of however many seeds: of numbers
+    that may tie by definition, such as the gradient's error of a trainer that does not quantize. They are no findings,
+    and a p of theirs would count among those that an adjustment is for."""
+    found = mean_interval(values)
+    tied = _all_the_same(*(found[name].to_numpy() for name in ("mean", "std", "n")))
+    found.loc[tied, ["low", "high", "p"]] = np.nan
+    return found
 
 
 def paired_interval(d: ArrayLike, shares: ArrayLike = False) -> pd.DataFrame:
@@ -67,8 +78,8 @@ def same_computation(d: ArrayLike, shares: ArrayLike = False) -> NDArray[np.bool
 
 
 def _all_the_same(mean: NDArray[np.float64], std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.bool_]:
-    """True for few values that differ by no more than rounding: 0.43 - 0.41 is not quite 0.53 - 0.51."""
-    return np.asarray((n > 1) & (n < BOOTSTRAP_FROM) & (std <= TIED * np.maximum(np.abs(mean), TIED)))
+    """True for two values or more that differ by no more than rounding: 0.43 - 0.41 is not quite 0.53 - 0.51."""
+    return np.asarray((n > 1) & (std <= TIED * np.maximum(np.abs(mean), TIED)))
 
 
 def _moments(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:

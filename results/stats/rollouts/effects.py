@@ -23,7 +23,7 @@ from fp4dse.dse.noise import noise_name
 from fp4dse.dse.outliers import Residual
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rollout import rollout_name
-from fp4dse.results.stats.estimates.intervals import adjusted, mean_interval
+from fp4dse.results.stats.estimates.intervals import adjusted, untied_interval
 from fp4dse.results.stats.paired import SETTING, by_seed, stacked
 from fp4dse.results.stats.rollouts.numbers import common_rate, differences, lane_numbers, mean_of, recorded_rows
 
@@ -44,8 +44,8 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
     of the recipes without it; geometric of gradient_error), difference (mean over seeds of the mean over pairs, the
     same in each seed: where lanes are missing, pairs or seeds that lack some are left out of the line; of
     gradient_error ln of the ratio, which exp makes a factor), low, high (95 %, over seeds), p, q (p adjusted for all
-    lines of the setting that have one). These four are NaN with one seed, and where all seeds tie: by chance, as
-    accuracies do, or by definition, as the gradient's error under a BF16 trainer."""
+    lines of the setting that have one). These four are NaN with one seed, and where all seeds tie, of however many: by
+    chance, as accuracies do, or by definition, as the gradient's error under a BF16 trainer."""
     parts = []
     for keys, rows in recorded_rows(runs):
         pairs = pairs_by_rate(rows)
@@ -60,7 +60,7 @@ def rollout_effects(runs: pd.DataFrame) -> pd.DataFrame:
                 whole = complete_block(np.isfinite(apart))
                 if not whole[0].size:
                     continue
-                over = mean_interval(apart[whole].mean(axis=0)[None]).iloc[0]
+                over = untied_interval(apart[whole].mean(axis=0)[None]).iloc[0]
                 line: dict[str, Any] = {"treatment": treatment, "trainer": trainer, "lr": lr, "number": number}
                 line |= {"pairs": whole[0].size, "seeds": whole[1].size}
                 line |= {"without": mean_of(number, y[without][whole]), "difference": over["mean"]}

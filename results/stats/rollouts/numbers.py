@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.estimates.intervals import mean_interval
+from fp4dse.results.stats.estimates.intervals import untied_interval
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, at_best_lr, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.recorded import Series, at_common_steps, is_series, steps_of
@@ -62,9 +62,9 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
     mismatch_kl, mismatch_kl_max, mismatch_kl_slope, ratios_clipped, rerouted, gradient_error, gradient_error/BLOCK: see
     the module), seeds, value (mean over seeds; geometric of gradient_error), low, high (95 %; NaN with one seed), pairs
     (seeds that BF16 has at that rate, too), difference (to BF16, seed by seed), difference_low, difference_high (95 %),
-    p (of it against zero); NaN where all seeds tie. A difference of gradient_error would be ln of a ratio, which BF16,
-    whose error is 0, is not part of: NaN. Recorded steps are those that all lanes of a setting have. No line where
-    nothing was recorded of rollouts."""
+    p (of it against zero); NaN where all seeds tie, of however many. A difference of gradient_error would be ln of a
+    ratio, which BF16, whose error is 0, is not part of: NaN. Recorded steps are those that all lanes of a setting have.
+    No line where nothing was recorded of rollouts."""
     parts = []
     for keys, rows in recorded_rows(runs):
         shown = rows[at_one_rate(rows)]
@@ -74,7 +74,7 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
             _, against = by_seed(shown, pd.Series(apart, rows.index)[shown.index])
             facts = shown.drop_duplicates("config_id").set_index("config_id").reindex(recipes)
             known = np.isfinite(matrix).any(axis=1)
-            over, beside = over_seeds(number, matrix), mean_interval(against)
+            over, beside = over_seeds(number, matrix), untied_interval(against)
             line = pd.DataFrame({"config_id": recipes, "label": facts["recipe_label"].to_numpy(), "number": number})
             line = line.assign(lr=facts["lr"].to_numpy(float), seeds=over["n"], value=over["mean"])
             line = line.assign(low=over["low"], high=over["high"], pairs=beside["n"], difference=beside["mean"])
@@ -84,12 +84,12 @@ def rollout_numbers(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_seeds(number: str, values: NDArray[np.float64]) -> pd.DataFrame:
-    """`mean_interval` of values [rows, seeds] of a number, of their logarithms where means are geometric; 0, without an
-    interval, if a seed has 0."""
+    """`untied_interval` of values [rows, seeds] of a number, of their logarithms where means are geometric; 0, without
+    an interval, if a seed has 0."""
     if not number.startswith(OF_RATIOS):
-        return mean_interval(values)
+        return untied_interval(values)
     shown = ["mean", "low", "high"]
-    found = mean_interval(np.log(np.where(values > 0, values, np.nan)))
+    found = untied_interval(np.log(np.where(values > 0, values, np.nan)))
     with np.errstate(over="ignore"):  # of two seeds that lie hundreds of decades apart
         found[shown] = np.exp(found[shown])
     found.loc[(values == 0).any(axis=1), shown] = [0.0, np.nan, np.nan]

@@ -45,7 +45,8 @@ def test_what_noise_does_to_entropy_at_equal_reward_is_what_the_store_says(page,
     assert small[["low", "high"]].abs().max(axis=None) < 0.0005
     assert "no more than 0.0005 nats either way" in text
     diverges = again.set_index("number").loc["mismatch_kl"]
-    assert [f"{q:.3f}" for q in diverges["q"]] == ["0.011"] * 2
+    assert [f"{q:.3f}" for q in diverges["q"]] == ["0.007"] * 2
+    assert "2·10⁻⁶ nats (`q` .007)" in text
     assert diverges["difference"].between(1e-6, 3e-6).all()
     [lower] = [line for line in of_walks if line["high"] < 0]
     assert lower.name[0] == "walks-medium"

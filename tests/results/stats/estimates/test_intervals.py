@@ -13,6 +13,7 @@ from fp4dse.results.stats.estimates.intervals import (
     p_value,
     paired_interval,
     same_computation,
+    untied_interval,
 )
 
 EXPERIMENTS = 4000
@@ -99,6 +100,16 @@ def test_a_few_equal_values_have_neither_an_interval_nor_a_p():
     many = mean_interval(np.full((1, BOOTSTRAP_FROM), 0.25)).iloc[0]
     assert many["low"] == many["high"] == 0.25
     assert many["p"] < 0.001
+
+
+@pytest.mark.parametrize("n", [2, BOOTSTRAP_FROM - 1, BOOTSTRAP_FROM, 64])
+def test_numbers_that_may_tie_by_definition_have_an_interval_only_where_they_do_not(n):
+    apart = np.random.default_rng(n).normal(size=n)
+    values = np.array([np.zeros(n), np.full(n, 0.25), apart])
+    found = untied_interval(values)
+    assert found["mean"].tolist() == pytest.approx([0.0, 0.25, apart.mean()])
+    assert found.loc[:1, ["low", "high", "p"]].isna().all(axis=None)
+    pd.testing.assert_frame_equal(found[2:], mean_interval(values)[2:])
 
 
 def test_losses_that_are_equal_on_every_seed_are_the_same_computation_and_shares_only_from_30_seeds_on():

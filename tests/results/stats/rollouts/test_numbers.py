@@ -11,7 +11,7 @@ from fp4dse.dse.noise import NOISE_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
-from fp4dse.results.stats.estimates.intervals import adjusted
+from fp4dse.results.stats.estimates.intervals import BOOTSTRAP_FROM, adjusted
 from fp4dse.results.stats.rollouts.effects import (
     complete_block,
     rollout_effects,
@@ -43,13 +43,13 @@ def fixed(scaling="amax", outliers="none", noise="none"):
 def stored(tmp_path, row):
     """A function that stores lanes, {recipe: function of the seed -> series}, and returns what views read."""
 
-    def store_of(lanes, loss=lambda recipe, seed: 0.2):
+    def store_of(lanes, loss=lambda recipe, seed: 0.2, seeds=SEEDS):
         store = open_store(tmp_path / "store", create=True)
         of_rl = {"task": "rl", "preset": "small", "gap_unit": "points"}
         rows = [
             row(recipe, seed, loss(recipe, seed), recorded={"step": STEPS.tolist(), **made(seed)}, **of_rl)
             for recipe, made in lanes.items()
-            for seed in SEEDS
+            for seed in seeds
         ]
         store.add(rows, "job")
         return store, store.runs(columns_read(MORE_READ))
@@ -410,6 +410,36 @@ def test_seeds_that_tie_give_neither_an_interval_nor_a_place_among_the_claims(st
     told = lines[lines["p"].notna()]
     assert {"mismatch_kl", "mismatch_kl_max"} <= set(told.index)
     assert told["q"].tolist() == pytest.approx(adjusted(told["p"]))
+
+
+def test_what_ties_by_definition_is_no_claim_with_any_number_of_seeds(stored):
+    """A trainer in BF16 has no error of the gradient, with noise and without: 32 such seeds are no more known than
+    three, and their p would be among those that the others' q is adjusted for."""
+
+    def of(apart):
+        return lambda seed: series(mismatch_kl=apart * (1 + 0.01 * seed), gradient_error=0.0, ratios_clipped=0.0)
+
+    noisy = replace(BF16, training=Training(noise=NOISE_NAMES["weights"]))
+
+    def loss(recipe, seed):
+        return 0.2 + 0.001 * seed * (recipe == noisy)
+
+    lanes = {BF16: of(0.0), noisy: of(1e-6)}
+    for seeds in (range(BOOTSTRAP_FROM + 2), SEEDS):
+        _, runs = stored(lanes, loss, seeds)
+        lines = rollout_effects(runs).set_index("number")
+        for number in ("gradient_error", "ratios_clipped"):
+            assert lines.loc[number, "difference"] == 0
+            assert lines.loc[number, ["low", "high", "p", "q"]].isna().all(), (number, len(seeds))
+        told = lines[lines["p"].notna()]
+        assert {"mismatch_kl", "mismatch_kl_max", "accuracy"} <= set(told.index)
+        assert told["q"].tolist() == pytest.approx(adjusted(told["p"]))
+        numbers = rollout_numbers(runs).set_index(["label", "number"])
+        for label in ("bf16", "bf16, noise weights"):
+            line = numbers.loc[label, "ratios_clipped"]
+            assert line[["value", "difference"]].eq(0).all()
+            assert line[["low", "high", "difference_low", "difference_high", "p"]].isna().all()
+        assert numbers.loc[("bf16, noise weights", "mismatch_kl"), "p"] < 0.001
 
 
 def test_seeds_of_an_effect_are_of_the_same_pairs(stored):
