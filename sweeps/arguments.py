@@ -49,8 +49,9 @@ def find_space(text: str, axes: Sequence[str] = (), model: str | None = None, ch
             raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}")
         space = Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
     if axes:
-        read = Space.from_dict({"axes": parse_axes(axes)}, "--axis").axes
-        space = msgspec.structs.replace(space, axes={**space.axes, **read})
+        around = {name: getattr(space, name) for name in ("base", "fixed", "design")}
+        read = Space.from_dict({**around, "axes": {**space.axes, **parse_axes(axes)}}, "--axis").axes
+        space = msgspec.structs.replace(space, axes=read)
     return msgspec.structs.replace(space, cost=find_cost(model, chip, space.cost))
 
 

@@ -20,7 +20,7 @@ from fp4dse.dse.own_formats import Own
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.reading.files import read_toml
 from fp4dse.dse.reading.own_names import as_defined, definitions, expanded, file_names
-from fp4dse.dse.reading.paths import Fields, RecipePath, parse_path, read_field, value_text, write
+from fp4dse.dse.reading.paths import Fields, RecipePath, missing, parse_path, read_field, value_text, write
 from fp4dse.dse.reading.shorthand import NAMES, read, read_fields
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.record import Part, defaults, field_types, name_in, part_types, plain
@@ -159,6 +159,8 @@ def _read_rule(data: dict[str, typing.Any], base: Recipe | None, where: str, *ke
         if base is None and (isinstance(found, Fields) or any(len(chain) > 2 for chain in written.values())):
             accepted = "a whole quantizer: in a space the recipe that it would change differs"
             raise ConfigError(at_key(where, *keys, text), value_text(value), accepted)
+        if (absent := missing(text, path, [((), recipe)])) is not None:
+            raise ConfigError(at_key(where, *keys, text), value, absent)
         recipe = write(recipe, path, found)
         changed |= dict.fromkeys(written)
     for name in changed:

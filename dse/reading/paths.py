@@ -15,6 +15,7 @@ operands of a stage, which may be left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -22,6 +23,7 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import Through
+from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
 from fp4dse.dse.quantizer import Quantizer
@@ -158,7 +160,7 @@ def read_field(path: RecipePath, value: object, where: str, *keys: str) -> Any:
 
 
 def write(recipe: Recipe, path: RecipePath, value: Any) -> Recipe:
-    """The recipe with `value` at the path. Where a part has no such field, it stays as it is."""
+    """The recipe with `value` at the path. Where a part has no such field, it stays as it is (see `missing`)."""
     if isinstance(value, Recipe):
         return value
     stages = {name: _written(getattr(recipe, name), below, value) for name, below in path.tree.branches}
@@ -172,6 +174,39 @@ def _written(old: Any, tree: Tree, value: Any) -> Any:
         return _replace(old, **dict(value.values)) if isinstance(value, Fields) else value
     new = {name: _written(getattr(old, name), below, value) for name, below in tree.branches if hasattr(old, name)}
     return _replace(old, **new) if new else old
+
+
+def missing(text: str, path: RecipePath, parts: Iterable[tuple[Chain, Any]]) -> str | None:
+    """None if one of the fields that a path names is in one of the parts, so that `write` may set it; else what would
+    be accepted. text: of the path; parts: where in a recipe a value stands, () for a recipe itself, and the value."""
+    found = [
+        (len(at) + _depth(value, chain[len(at) :]), chain)
+        for at, value in parts
+        for chain in path.chains
+        if chain[: len(at)] == at
+    ]
+    depth, chain = max(found, key=lambda one: one[0] - len(one[1]))
+    if depth == len(chain):
+        return None
+    owner = text.rsplit(".", len(chain) - depth)[0]
+    if isinstance(path.type, Kind) and depth == len(chain) - 1:
+        return f"{owner}, set as a whole"
+    known = NAMES.get(parse_path(owner, text).type, {}).items()
+    names = [name for name, part in known if name not in PLAIN and _depth(part, (chain[depth],))]
+    example = f', as {owner} = "{names[0]}"' if names else ""
+    return (
+        f"a field of a part that is there: nothing has {owner} with {chain[depth]} here, and this would be left out; "
+        f"set the part as a whole first{example}"
+    )
+
+
+def _depth(value: Any, chain: Chain) -> int:
+    """The number of names of a chain that lead from a record to a field in it, one after another."""
+    for number, name in enumerate(chain):
+        if not isinstance(value, Part) or name not in value.__struct_fields__:
+            return number
+        value = getattr(value, name)
+    return len(chain)
 
 
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:

@@ -18,7 +18,8 @@ from fp4dse.dse.reading.paths import Kind, parse_path, value_text
 from fp4dse.dse.reading.shorthand import read
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
-from fp4dse.dse.space.design import Design, Factorial, check_design
+from fp4dse.dse.space.design import Design, Factorial, OneAtATime, check_design
+from fp4dse.dse.space.missing_parts import check_parts
 from fp4dse.dse.space.overrides import written
 
 BASE = "nvfp4"
@@ -146,6 +147,8 @@ def resolve(
         "cost": _read_cost(file.cost, folder, where),
     }
     _check_fixed(space["fixed"], space["axes"], where)
+    if space["base"] is not None:
+        check_parts(space["base"], space["fixed"], space["axes"], isinstance(file.design, OneAtATime), where)
     for i, joined in enumerate(space["join"]):
         for field in ("lr", "seeds"):
             if getattr(joined.lanes, field) is not None and getattr(space["lanes"], field) is None:

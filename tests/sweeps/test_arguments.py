@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from fp4dse.dse import ConfigError, Recipe, Space, recipe_to_toml
+from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, Space, recipe_to_toml
 from fp4dse.results import open_store
 from fp4dse.sweeps.arguments import (
     find_recipe,
@@ -165,6 +165,20 @@ def test_a_recipe_with_axes_is_a_space_and_a_space_takes_more_of_them(tmp_path):
         find_space("nvfp4", ["*.g.rounding=nearest,sr"])
     with pytest.raises(ConfigError, match=r"not fixed"):
         find_space("scales", ["*.tensor_scale=none,amax"])
+
+
+def test_a_cache_of_a_rollout_that_is_not_named_is_refused_and_of_one_that_is_goes_on():
+    """It was left out without a word: a cache in FP8 seemed to cost nothing."""
+    forward, cache = "forward=mxfp4-rceil", "training.rollout.kv_cache=fp8-row"
+    for axes in ([forward, cache], [cache], [cache, "training.rollout=mxfp4-rceil"]):
+        with pytest.raises(ConfigError) as caught:
+            find_space("bf16", axes)
+        assert str(caught.value).startswith("--axis: axes.training.rollout.kv_cache: found ['fp8-row']; accepted: ")
+        assert 'set the part as a whole first, as training.rollout = "mxfp4"' in str(caught.value)
+    [recipe] = find_space("bf16", [forward, "training.rollout=mxfp4-rceil", cache]).recipes()
+    assert recipe.label() == "bf16, forward mxfp4-rceil, rollout mxfp4-rceil, KV fp8-row"
+    of_rl = list(find_space("rl", [cache]).recipes())
+    assert {recipe.training.rollout.kv_cache for recipe in of_rl} == {QUANTIZERS["fp8-row"].canonical()}
 
 
 def test_a_preset_that_no_task_takes_is_refused():
