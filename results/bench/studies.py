@@ -210,8 +210,8 @@ class Recorded:
     def resampled(self, seeds: int, rng: np.random.Generator) -> Study:
         """A study of so many seeds, whose lanes are normal.
 
-        The deviations that were recorded are no sample of lanes: the two or three of a recipe have sizes of their own, so
-        that three lanes are often equal but for the sign, and over their own spread they follow an arcsine law. No
+        The deviations that were recorded are no sample of lanes: the two or three of a recipe have sizes of their own,
+        so that three lanes are often equal but for the sign, and over their own spread they follow an arcsine law. No
         interval covers .95 of such.
         """
         count = len(self.gap)

@@ -51,7 +51,8 @@ def test_a_dearer_recipe_stays_on_the_front_if_it_is_cheaper_with_other_software
 @given(st.lists(st.tuples(VALUE, VALUE, VALUE), max_size=20))
 @example([(0.0, 0.0, 0.0), (5e-324, 0.0, 0.0)])  # costs that are made equal
 def test_many_draws_are_as_many_fronts(points):
-    x, ys = equal_costs(np.array([p[0] for p in points])), np.array([[p[i] for p in points] for i in (1, 2)]).reshape(2, len(points))
+    x, *ys = np.array(points).reshape(len(points), 3).T
+    x, ys = equal_costs(x), np.array(ys)
     assert fronts(x, ys).tolist() == [front(x, y).tolist() for y in ys]
 
 
