@@ -26,7 +26,8 @@ class Resolved(msgspec.Struct, frozen=True):
 
     preset: TASK:PRESET; dataset_digest: of its data; rev: of the task; ratio: of NVFP4's gap to its standard deviation;
     tells_apart: NVFP4 and MXFP4, with SEEDS seeds; least: the difference in loss, as a share, that SEEDS seeds find in
-    80 of 100 studies, of pairs as noisy as NVFP4 and BF16 are. ratio and least are None where a recipe diverged.
+    80 of 100 studies, of pairs as noisy as NVFP4 and BF16 are. ratio and least are None where a recipe diverged
+    or one seed tells no deviation.
     """
 
     preset: str
@@ -54,15 +55,18 @@ def warning(task: str, preset: str, dataset_digest: str, rev: int, found: list[R
     where it resolves, and where nobody checked it on these data at this revision of the task. found: None for the
     shipped file."""
     asked = (f"{task}:{preset}", dataset_digest, rev)
-    lines = (one for one in found or resolved() if (one.preset, one.dataset_digest, one.rev) == asked)
+    lines = (
+        one for one in (resolved() if found is None else found) if (one.preset, one.dataset_digest, one.rev) == asked
+    )
     line = next(lines, None)
     if line is None or line.resolves:
         return None
-    if line.ratio is None or line.least is None:
-        return "this preset does not resolve single recipes: when that was checked one of them diverged"
-    deviates = f"{100 / line.ratio:.0f} % of itself, where {100 / WANTED:g} % or less resolves"
-    gap = f"NVFP4's gap deviates from seed to seed by {deviates}; "
-    rival = "do not tell NVFP4 from MXFP4, and " if not line.tells_apart else ""
-    five = f"five seeds {rival}find differences in loss of {100 * line.least:.2g} % or more"
-    says = f"{gap if line.ratio < WANTED else ''}{five}, more of them (--seeds) smaller ones"
-    return f"this preset does not resolve single recipes: {says}"
+    if not line.ratio or line.least is None:
+        return "this preset is not known to resolve single recipes: its check had one seed, or a recipe that diverged"
+    smaller = f"differences in loss of {float(f'{100 * line.least:.2g}'):g} %, with more of them (--seeds) smaller ones"
+    if line.tells_apart:  # of the deviation and what five seeds do, who judges recipes needs the second
+        return f"single recipes: with five seeds this preset mostly finds {smaller}"
+    shares = f"{100 / line.ratio:.3g} % of itself, where {100 / WANTED:g} % or less resolves"
+    deviates = f"NVFP4's gap deviates from seed to seed by {shares}; " if line.ratio < WANTED else ""
+    says = f"five seeds do not tell NVFP4 from MXFP4, and mostly find {smaller}"
+    return f"this preset does not resolve single recipes: {deviates}{says}"
