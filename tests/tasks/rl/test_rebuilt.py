@@ -67,6 +67,7 @@ def is_counted(answers):
     return np.array([[END not in answer[:t] for t in range(len(answer))] for answer in answers])
 
 
+@pytest.mark.heavy
 def test_what_is_learned_from_a_rollout_is_what_its_tokens_and_probabilities_make(experience_and_rollout):
     experience, drawn = experience_and_rollout
     target = {name: value.double().numpy() for name, value in experience.target._asdict().items()}

@@ -137,6 +137,7 @@ def test_the_verdicts_of_differences():
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy
 def test_of_recipes_that_are_much_alike_compare_asks_for_more_seeds_than_two_alone_would():
     """In this world a technique does half a lane's deviation. Where two alone ask for few seeds, three pairs made it
     look like more, as all recipes together know."""
@@ -167,6 +168,7 @@ def test_a_pair_differs_by_as_much_as_all_recipes_let_it():
         assert 0.005 < np.sqrt(np.mean(found.deviation**2)) < 0.05  # lanes of these worlds deviate by about .01
 
 
+@pytest.mark.heavy
 @pytest.mark.heavy
 def test_what_compare_promises_among_others_is_kept():
     """Of neighbours in six worlds. Promises of one study hang together, so that two count as one."""
