@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+import pytest
 import typer
 
 from fp4dse import cli
@@ -54,6 +55,7 @@ def test_names_are_offered_without_a_slow_import():
     assert offered(NAMES) == NAMES
 
 
+@pytest.mark.heavy
 def test_the_names_are_those_that_the_commands_take(monkeypatch, tmp_path):
     assert list(completing.spaces()) == list(shipped_spaces())
     assert list(completing.spaces_and_recipes()) == [*shipped_spaces(), *recipe_files()]

@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from fp4dse.results import open_store
 from fp4dse.results.report import write_report
 from fp4dse.results.stats.layers.knapsack import Option
@@ -16,6 +18,7 @@ from tests.forked_workers import fork_workers
 ASKED = ("sensitivity", "nvfp4", "--task", "vision:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")
 
 
+@pytest.mark.heavy
 def test_smoke_from_the_first_lane_to_the_report(tmp_path, monkeypatch, capsys):
     """Real training: every unit, a choice on fresh seeds, tables and panel; the same command trains nothing more."""
     monkeypatch.chdir(tmp_path)
