@@ -55,10 +55,8 @@ def warning(task: str, preset: str, dataset_digest: str, rev: int, found: list[R
     where it resolves, and where nobody checked it on these data at this revision of the task. found: None for the
     shipped file."""
     asked = (f"{task}:{preset}", dataset_digest, rev)
-    lines = (
-        one for one in (resolved() if found is None else found) if (one.preset, one.dataset_digest, one.rev) == asked
-    )
-    line = next(lines, None)
+    known = resolved() if found is None else found
+    line = next((one for one in known if (one.preset, one.dataset_digest, one.rev) == asked), None)
     if line is None or line.resolves:
         return None
     if not line.ratio or line.least is None:

@@ -30,7 +30,8 @@ def check_parts(base: Recipe, fixed: Mapping[str, Any], axes: Mapping[str, Any],
         above += _places(paths[text], [value])
     for text, axis in axes.items():
         _check(text, paths[text], above, [*map(value_text, axis.values)], where, "axes")
-        above += [] if alone else of_axes[text]
+        if not alone:
+            above += of_axes[text]
 
 
 def _check(text: str, path: RecipePath, above: Places, found: object, where: str, key: str) -> None:

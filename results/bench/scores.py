@@ -104,12 +104,11 @@ def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
     recipes that may be named."""
     lines = said.front_chance.sort_values("gap", kind="stable")
     rows = study.rows(lines["config_id"])
-    named = rows[study.may_be_named[rows]]
-    if not len(named):
+    truth, may_be_named = study.gap[rows], study.may_be_named[rows]
+    if not may_be_named.any():
         return
-    truth, lowest = study.gap[rows], study.gap[named].min()
-    first = study.gap[named[0]]
-    screened = float(lines["gap"].to_numpy()[study.may_be_named[rows]][0])
+    first, lowest = truth[may_be_named][0], truth[may_be_named].min()
+    screened = float(lines["gap"][may_be_named].iloc[0])
     yield "100 · (lowest of the screened gaps - truth)", 100 * (screened - first), 1
     yield "100 · (truth of the lowest screened - lowest truth)", 100 * (first - lowest), 1
     new = said.confirmed

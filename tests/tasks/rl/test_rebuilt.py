@@ -44,9 +44,8 @@ def experience_and_rollout():
     read = torch.cat([prompts, drawn.answers[..., :-1]], dim=-1)
     with torch.no_grad(), population.numerics.temporarily(training=False):
         parts = [population.model(part)[0].double() for part in read.chunk(MINIBATCHES, dim=1)]
-    logits = torch.cat(parts, dim=1).numpy()[
-        :, :, prompts.shape[-1] - 1 :
-    ]  # behind the whole prompt the first token of the answer is told
+    # behind the whole prompt the first token of the answer is told
+    logits = torch.cat(parts, dim=1).numpy()[:, :, prompts.shape[-1] - 1 :]
     every = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     answers = drawn.answers.numpy()
     of_trainer = np.take_along_axis(every, answers[..., None], axis=-1)[..., 0]
