@@ -25,7 +25,7 @@ from fp4dse.tasks.vision.teacher_student import taught
 from fp4dse.tasks.vision.vit import vit
 
 REV = 5
-REV_OF = {"quickstart": 6, "cnn-small": 6}
+REV_OF = {"quickstart": 6, "cnn-small": 6, "cnn-medium": 6}
 """Of presets that changed where others did not, so that their rows are compared with none of before: they had no weight
 decay and no clip."""
 
@@ -58,7 +58,7 @@ SIZES = {
     ),
     "cnn-smoke": ImagePreset(cnn((8, 16), (32,), False), 32, 5e-3, 40),
     "cnn-small": ImagePreset(cnn((32, 64), (128,), False), 64, 2e-3, 300, weight_decay=0.3, clip=1.0),
-    "cnn-medium": ImagePreset(cnn((32, 64), (128,), True), 256, 2e-3, 2000, drawn=HIDDEN),
+    "cnn-medium": ImagePreset(cnn((32, 64), (128,), True), 256, 2e-3, 2000, weight_decay=0.3, clip=1.0, drawn=HIDDEN),
     "cnn-mnist-paper": _paper(cnn((32, 64), (128,), False), 60_000, "the files of MNIST", drawn=GREY),
     "cnn-paper": _paper(cnn((32, 64), (512, 128), True), 50_000, CIFAR),
 }

@@ -150,7 +150,7 @@ def test_a_preset_of_images_resolves_on_a_cpu(task):
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "changed"), [("regression", 1, ["mlp"]), ("vision", 5, ["quickstart", "cnn-small"])]
+    ("name", "first", "changed"), [("regression", 1, ["mlp"]), ("vision", 5, ["quickstart", "cnn-small", "cnn-medium"])]
 )
 def test_rows_of_a_preset_before_its_weight_decay_are_compared_with_none_after(name, first, changed):
     revisions = {preset: task.rev for preset, task in TASKS[name].items()}
