@@ -2,8 +2,8 @@
 
     python docs/study/sweep_stage.py SPACE --task TASK:PRESET --seeds 0,1,2 --store STORE --lanes 12 …
 
---lanes: of a job; --data: as there; --front-of TASK:PRESET: of SPACE the recipes that the rows of that preset choose,
-at its rates.
+--lanes: of a job; --data, --from, --lr: as there; --front-of TASK:PRESET: of SPACE the recipes that the rows of that
+preset choose, at its rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fp4dse.dse import Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.stats.recipes.front_chance import front_chance
 from fp4dse.sweeps import find_space, run_sweep
-from fp4dse.sweeps.arguments import parse_seeds, parse_tasks
+from fp4dse.sweeps.arguments import parse_lrs, parse_seeds, parse_tasks
 from fp4dse.sweeps.planning.plan import class_rates
 from fp4dse.tasks import find_facts
 
@@ -31,15 +31,17 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--front-of")
     parser.add_argument("--data")
+    parser.add_argument("--from", dest="start")
+    parser.add_argument("--lr")
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--budget", type=float, required=True)
     asked = parser.parse_args()
-    space, rates = find_space(asked.space), None
+    space, rates = find_space(asked.space), parse_lrs([asked.lr]) if asked.lr else None
     if asked.front_of:
         space, rates = front_of(asked.front_of, space, asked.store)
     result = run_sweep(
         space,
-        tasks=parse_tasks([asked.task], data=asked.data),
+        tasks=parse_tasks([asked.task], data=asked.data, start=asked.start),
         seeds=parse_seeds(asked.seeds),
         lrs=rates,
         store=asked.store,
