@@ -13,28 +13,28 @@ from fp4dse.tasks.bench import compiled_rl
 from fp4dse.tasks.bench.in_time import least_us
 from fp4dse.tasks.bench.row import Measure
 from fp4dse.tasks.bench.step_time import rollout_alone_us, step_us
-from fp4dse.tasks.task import Task
 
 
 def rollouts(device: str) -> list[Measure]:
     """Reinforcement learning: a rollout and its updates beside the same stacked by hand (compiled_rl.py), and with
     MXFP4 rollouts beside BF16's."""
-    task, lanes = compiled_rl.without_base("small"), 64
-    narrow = compiled_rl.without_base("small+bf16")  # as the peer has it
+    lanes = 64
     bf16 = Recipe.named("bf16")
     sampled = msgspec.structs.replace(bf16, training=Training(rollout=ROLLOUT_NAMES["mxfp4-rceil"]))
 
     @cache
-    def ours(recipe: Recipe, of: Task) -> float:
-        steps = compiled_rl.plan_of(of).minibatches
-        return steps * step_us(of, recipe, lanes, device, 5 * steps)
+    def ours(recipe: Recipe, preset: str) -> float:
+        task = compiled_rl.without_base(preset)
+        steps = compiled_rl.plan_of(task).minibatches
+        return steps * step_us(task, recipe, lanes, device, 5 * steps)
 
     def gain() -> tuple[float, str]:
         found = least_us(partial(compiled_rl.rollout_us, "small", lanes, device), device)
-        theirs, mine = found.us / lanes, ours(bf16, narrow) / lanes
+        theirs, mine = found.us / lanes, ours(bf16, "small+bf16") / lanes  # BF16 between layers, as the peer has it
         return theirs / mine, f"µs a lane and rollout: {theirs:.0f} compiled, {mine:.0f} ours; all lanes {found}"
 
     def alone() -> tuple[float, str]:
+        task = compiled_rl.without_base("small")
         plain, quantized = (rollout_alone_us(task, recipe, lanes, device) for recipe in (bf16, sampled))
         return (
             quantized / plain,
@@ -44,6 +44,6 @@ def rollouts(device: str) -> list[Measure]:
     what = f"rl:small, mxfp4-rceil rollouts, L = {lanes}, over bf16's"
     return [  # the peer last: it takes minutes to compile
         Measure(f"{what}, the rollout alone", "×", "≤ 1.15", alone),
-        Measure(f"{what}, with its updates", "×", "≤ 1.15", lambda: ours(sampled, task) / ours(bf16, task)),
+        Measure(f"{what}, with its updates", "×", "≤ 1.15", lambda: ours(sampled, "small") / ours(bf16, "small")),
         Measure(f"rl:small+bf16, L = {lanes}, against equal lanes by torch.compile", "×", "≥ 1.5", gain),
     ]
