@@ -47,7 +47,9 @@ def check_same(before: Tuned, task: Task, more: Mapping[str, object], instead: s
 def decays_and_clips(trainer: Trainer, found: Tuned) -> list[Point]:
     """Other weight decays and clips at the best rate of a class and at twice that, on the seeds of the rates."""
     task, recipes = trainer.task, representatives()
-    decays = [None, *(decay for decay in DECAYS if decay != task.weight_decay)]
+    largest = task.weight_decay >= DECAYS[-1]  # of a preset that has it: the next one is tried at once
+    more = [decay for decay in BEYOND if decay > task.weight_decay][: int(largest)]
+    decays = [None, *(decay for decay in (*DECAYS, *more) if decay != task.weight_decay)]
     clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
     others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
     asked = [

@@ -21,7 +21,7 @@ from fp4dse.tasks.environment import environment
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned, workers
-from fp4dse.tasks.tuned.decay import add_decay, further
+from fp4dse.tasks.tuned.decay import add_decay, decays_and_clips, further
 from fp4dse.tasks.tuned.page import page, untuned
 from fp4dse.tasks.tuned.resolution import SIZES, found_by, is_open, least_found, resolution
 from fp4dse.tasks.tuned.resolved import encoded, resolved_presets
@@ -305,6 +305,22 @@ def test_settings_go_beyond_what_is_the_best_at_an_edge(losses, expected):
     found = msgspec.structs.replace(made(bf16=[1.0, 2.0]), curve=[Point("bf16", rate, [1.5])])
     points = [Point("bf16", times * rate, [loss], decay, clip) for (times, decay, clip), loss in losses.items()]
     assert further(points, found, "bf16") == [(times * rate, decay, clip) for times, decay, clip in expected]
+
+
+@pytest.mark.parametrize(("own", "beyond"), [(0.0, []), (0.1, []), (0.3, [1.0, 3.0]), (1.0, [3.0]), (3.0, [])])
+def test_a_preset_whose_own_decay_is_the_largest_is_tried_with_larger_ones(own, beyond):
+    """The larger a decay, the better: what is tried ends at the largest there is, whatever the preset's own is."""
+
+    class Better:
+        task = msgspec.structs.replace(get_task("regression", "smoke"), weight_decay=own, clip=1.0)
+
+        def points(self, asked, seeds):
+            return [Point(of, lr, [1 / (2 + (decay or 0))], decay, clip) for of, _, lr, decay, clip in asked]
+
+    found = msgspec.structs.replace(made(bf16=[1.0, 2.0]), curve=[Point("bf16", 0.0078, [1 / (2 + own)])])
+    tried = {point.weight_decay for point in decays_and_clips(Better(), found)}
+    usual = {0.0, 0.1, 0.3} - {own}
+    assert tried == usual | {*beyond} | ({1.0, 3.0} if own < 0.3 else set())
 
 
 def test_a_check_holds_each_recipe_at_the_rate_of_its_class_though_only_one_of_them_is_tuned_again():
