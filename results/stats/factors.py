@@ -10,16 +10,17 @@ the axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import Recipe
+from fp4dse.results.stats.paired import SETTING
 
 AXES = tuple(Recipe.named("nvfp4").columns())
 """The columns of a row that say how its recipe is built."""
@@ -67,20 +68,34 @@ class Factor(NamedTuple):
 
 
 class Varied(NamedTuple):
-    """The factors of the recipes of some rows that quantize."""
+    """The factors of the recipes of a setting that quantize."""
 
     recipes: pd.Index
     """config_ids; the codes of factors are in their order."""
     factors: list[Factor]
 
 
-def varied_by(rows: pd.DataFrame) -> Varied:
-    """The factors of the recipes of some rows that quantize. rows: config_id, points, AXES and any of AXIS."""
+VariedBySetting = Mapping[tuple[Any, ...], Varied]
+"""By values of SETTING. Settings without a recipe that quantizes have none."""
+
+
+def varied_by(rows: pd.DataFrame) -> VariedBySetting:
+    """The factors of the recipes that quantize, of each setting alone: what is said of one does not depend on which
+    others stand in the frame. rows: SETTING, config_id, points, AXES and any of AXIS."""
     quantize = np.flatnonzero(rows["points"].gt(0))
-    ids = rows["config_id"].iloc[quantize]
-    first = ~ids.duplicated().to_numpy()
     read = ["points", *AXES, *(name for name in rows if name.startswith(AXIS))]  # not all that a row has: half as long
-    return Varied(pd.Index(ids[first]), factors(rows[read].iloc[quantize[first]]))
+    settings = rows[list(SETTING)].iloc[quantize].groupby(list(SETTING), sort=False, observed=True)
+    found = {}
+    for setting, places in settings.indices.items():
+        ids = rows["config_id"].iloc[quantize[places]]
+        first = ~ids.duplicated().to_numpy()
+        found[setting] = Varied(pd.Index(ids[first]), factors(rows[read].iloc[quantize[places[first]]]))
+    return found
+
+
+def varied_if_told(rows: pd.DataFrame) -> VariedBySetting:
+    """`varied_by`; none where rows lack columns that say how a recipe is built."""
+    return varied_by(rows) if set(AXES) <= set(rows) else {}
 
 
 def factors(recipes: pd.DataFrame) -> list[Factor]:

@@ -26,6 +26,7 @@ says by how much.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -286,6 +287,11 @@ def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
 def plain_ids(rows: pd.DataFrame) -> set[str]:
     """config_ids of plain BF16, without a training side of its own. rows: with is_baseline; or lines of recipes."""
     return {PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]}
+
+
+def setting_of(rows: pd.DataFrame) -> tuple[Any, ...]:
+    """The values of SETTING of rows of one setting, of which there is one or more."""
+    return tuple(rows[name].iloc[0] for name in SETTING)
 
 
 def bf16_cost(rows: pd.DataFrame, overhead: str = OVERHEAD) -> float | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.simultaneous import table, versus
 from fp4dse.results.stats.estimates.spread import spread_over_seeds
-from fp4dse.results.stats.factors import Varied
+from fp4dse.results.stats.factors import VariedBySetting
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.recipes.equivalence import differences, open_ties
@@ -44,7 +44,7 @@ def matched(
     by: str = "bits_per_element",
     tolerance: float = TOLERANCE,
     margin: float | None = None,
-    varied: Varied | None = None,
+    varied: VariedBySetting | None = None,
 ) -> pd.DataFrame:
     """Each quantizing recipe against the best other one whose `by` is equal up to a share of `tolerance`.
 
@@ -62,7 +62,6 @@ def matched(
         raise ConfigError("tolerance", tolerance, "a share of 0 or more, such as 0.02 for 2 %")
     rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
-    knobs = codes_of(rows, varied)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
         recipes, gaps = by_seed(part, part["gap"])
@@ -80,7 +79,9 @@ def matched(
         for window in windows:
             rivals[window.own] = len(window.members) - 1
         alone = rivals == 0
-        line = _versus_rivals(gaps, rival, windows, knobs.reindex(recipes), margin_of(part, margin).value)
+        line = _versus_rivals(
+            gaps, rival, windows, codes_of(part, varied).reindex(recipes), margin_of(part, margin).value
+        )
         line = open_ties(line) if are_shares(part).any() else line
         line = line.assign(by=by, value=value, config_id=recipes, label=label, gap=mean, rivals=rivals)
         line = line.assign(rival=np.where(alone, None, recipes[rival]), rival_label=np.where(alone, None, label[rival]))

@@ -29,9 +29,9 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.estimates.intervals import BOOTSTRAP_FROM, CONFIDENCE, holm, mean_interval, paired_interval
 from fp4dse.results.stats.estimates.promised import Prospect, more_pairs
 from fp4dse.results.stats.estimates.simultaneous import fixed, lowest, table, versus
-from fp4dse.results.stats.factors import Varied
+from fp4dse.results.stats.factors import VariedBySetting
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, setting_of, stacked
 from fp4dse.results.stats.recipes.front_chance import codes_of
 from fp4dse.results.stats.recipes.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.recipes.pareto import worth_naming
@@ -43,7 +43,7 @@ def against(
     runs: pd.DataFrame,
     reference: str | Mapping[tuple[Any, ...], str] | None = None,
     margin: float | None = None,
-    varied: Varied | None = None,
+    varied: VariedBySetting | None = None,
 ) -> pd.DataFrame:
     """Every recipe against one: a config_id, or values of SETTING -> one that these rows chose; by default, per
     SETTING, the quantizing recipe of the lowest gap, of those that save time against BF16 if any does.
@@ -58,7 +58,6 @@ def against(
     given = reference if isinstance(reference, str) else None
     _check(runs, given, margin)
     rows = rows_at_best_lr(runs)
-    knobs = codes_of(rows, varied)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
         recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))
@@ -73,14 +72,14 @@ def against(
         eligible = finished & ~pruned
         chosen = given
         if isinstance(reference, Mapping):
-            chosen = reference.get(tuple(part[name].iloc[0] for name in SETTING))
+            chosen = reference.get(setting_of(part))
         elif given is None:
             _, gaps = by_seed(part, part["gap"])
             chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, finished)
         if chosen is None or chosen not in recipes:
             continue
         row, within = recipes.get_loc(chosen), margin_of(part, margin).value
-        line = versus_one(recipes, log, row, eligible & (given is None), knobs, within)
+        line = versus_one(recipes, log, row, eligible & (given is None), codes_of(part, varied), within)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
         line = open_ties(line) if are_shares(part).any() else line

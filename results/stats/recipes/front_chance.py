@@ -23,7 +23,7 @@ With many recipes and few seeds the chance spreads over all that might be on the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +35,8 @@ from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE
 from fp4dse.results.stats.estimates.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
-from fp4dse.results.stats.factors import AXES, Varied, varied_by
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr
+from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, setting_of
 from fp4dse.results.stats.recipes.pareto import equal_costs, front, fronts_of_any, hypervolumes, places, rivals
 from fp4dse.results.stats.recipes.summary import summarize
 
@@ -71,14 +71,15 @@ def chance_of(
     overhead: str = OVERHEAD,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    varied: Varied | None = None,
+    varied: VariedBySetting | None = None,
 ) -> pd.DataFrame:
     """`front_chance` from frames that are at hand. rows: of `rows_at_best_lr`; recipes: of their `summarize`; varied:
     of their `varied_by`, if it is at hand, too."""
     competing, parts = competing_recipes(rows, recipes, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
-    for one in _drawn(competing, parts, codes_of(rows, varied), resamples, seed):
+    knobs = {keys: codes_of(part, varied) for keys, part in rows.groupby(list(SETTING), sort=False)}
+    for one in _drawn(competing, parts, knobs, resamples, seed):
         lines, spread = one.lines, one.spread
         if np.isfinite(spread.error).all():
             costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
@@ -149,13 +150,13 @@ def costs_of(overhead: str) -> list[str]:
     return [overhead, *(BAND if overhead == OVERHEAD else ())]
 
 
-def codes_of(rows: pd.DataFrame, varied: Varied | None = None) -> pd.DataFrame:
-    """Per config_id the codes of the factors of all recipes that quantize; without columns where rows lack those that
-    say how a recipe is built. varied: of `varied_by`, if it is at hand."""
-    if varied is None and not set(AXES) <= set(rows):
-        return pd.DataFrame(index=pd.Index(rows.loc[rows["points"].gt(0), "config_id"].unique()))
-    recipes, factors = varied or varied_by(rows)
-    return pd.DataFrame({factor.name: factor.codes for factor in factors}, index=recipes)
+def codes_of(part: pd.DataFrame, varied: VariedBySetting | None = None) -> pd.DataFrame:
+    """Per config_id the codes of the factors of all recipes of a setting that quantize; without columns where rows lack
+    those that say how a recipe is built. part: rows of the setting; varied: of `varied_by`, if it is at hand."""
+    found = (varied_if_told(part) if varied is None else varied).get(setting_of(part))
+    if found is None:
+        return pd.DataFrame(index=pd.Index(part.loc[part["points"].gt(0), "config_id"].unique()))
+    return pd.DataFrame({factor.name: factor.codes for factor in found.factors}, index=found.recipes)
 
 
 def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
@@ -177,9 +178,13 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(
-    competing: pd.DataFrame, parts: Parts, knobs: pd.DataFrame | None, resamples: int, seed: int
+    competing: pd.DataFrame,
+    parts: Parts,
+    knobs: Mapping[tuple[str, ...], pd.DataFrame] | None,
+    resamples: int,
+    seed: int,
 ) -> Iterator[_Drawn]:
-    """Each setting with its draws. knobs: of `codes_of`; None: each recipe has what its own seeds say."""
+    """Each setting with its draws. knobs: `codes_of` each; None: each recipe has what its own seeds say."""
     for keys, lines in competing.groupby(list(SETTING), sort=False):
         recipes, gaps = parts[keys]
         distinct, first, which = np.unique(
@@ -189,7 +194,7 @@ def _drawn(
         if knobs is None:
             found = unmoved(spread)
         else:
-            found = posterior(spread, distinct, from_zero(knobs.loc[lines["config_id"].iloc[first]]))
+            found = posterior(spread, distinct, from_zero(knobs[keys].loc[lines["config_id"].iloc[first]]))
         draws = _draws(found, resamples, np.random.default_rng(seed))
         everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
         each = ((draw[:, which], shared) for draw, shared in draws)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.factors import Varied
+from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_time import at_equal_time, ranking, slope_of
 from fp4dse.results.stats.recipes.equivalence import against
@@ -96,7 +96,7 @@ def settings_of(rows: pd.DataFrame, recipes: pd.DataFrame) -> dict[tuple[Any, ..
 
 
 def versus_first(
-    rows: pd.DataFrame, each: Mapping[tuple[Any, ...], Ranked], varied: Varied | None = None
+    rows: pd.DataFrame, each: Mapping[tuple[Any, ...], Ranked], varied: VariedBySetting | None = None
 ) -> pd.DataFrame:
     """The lines of `against` the first of each setting, at equal time where it was chosen by that."""
     picks = {setting: one.ranked["config_id"].iloc[0] for setting, one in each.items() if len(one.ranked)}
@@ -111,8 +111,9 @@ def versus_soonest(runs: pd.DataFrame) -> pd.DataFrame:
     none."""
     rows = rows_at_best_lr(runs)
     recipes = summarize(rows)
-    each = settings_of(rows, with_chance(recipes, chance_of(rows, recipes)))
+    varied = varied_if_told(rows)
+    each = settings_of(rows, with_chance(recipes, chance_of(rows, recipes, varied=varied)))
     by = {setting: "loss" if np.isnan(one.slope) else "time" for setting, one in each.items()}
-    lines = versus_first(rows, each)
+    lines = versus_first(rows, each, varied)
     ranked_by = [by[setting] for setting in lines[list(SETTING)].itertuples(index=False, name=None)]
     return lines.assign(ranked_by=pd.Series(ranked_by, lines.index, dtype=object))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fp4dse.dse import agreement, resolution
 from fp4dse.dse.cost import BAND
-from fp4dse.results.stats.factors import Varied
+from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, plain_ids, rows_at_best_lr, stacked
@@ -43,8 +43,9 @@ def verdicts(runs: pd.DataFrame) -> list[Verdict]:
     """One for each setting of some runs, in the order of `summarize`. runs: VERDICTS_READ at least."""
     rows = rows_at_best_lr(runs)
     recipes = summarize(rows)
-    recipes = with_chance(recipes, chance_of(rows, recipes))
-    return verdicts_from(rows, recipes, learning_rates(runs), confirmed_if_any(runs))
+    varied = varied_if_told(rows)
+    recipes = with_chance(recipes, chance_of(rows, recipes, varied=varied))
+    return verdicts_from(rows, recipes, learning_rates(runs), confirmed_if_any(runs), varied)
 
 
 def confirmed_if_any(runs: pd.DataFrame) -> pd.DataFrame:
@@ -57,7 +58,7 @@ def verdicts_from(
     recipes: pd.DataFrame,
     rates: pd.DataFrame,
     new: pd.DataFrame,
-    varied: Varied | None = None,
+    varied: VariedBySetting | None = None,
 ) -> list[Verdict]:
     """The verdicts from frames that are at hand, in the order of `recipes`.
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.factors import Factor, Varied, varied_by
+from fp4dse.results.stats.factors import Factor, VariedBySetting, varied_by
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr
 
 Response = Literal["gap", "rank"]
@@ -37,11 +37,11 @@ Tables = Iterable[tuple[tuple[Any, ...], FactorTable]]
 
 
 def factor_tables(
-    runs: pd.DataFrame, response: Response = "gap", varied: Varied | None = None
+    runs: pd.DataFrame, response: Response = "gap", varied: VariedBySetting | None = None
 ) -> Iterator[tuple[tuple[Any, ...], FactorTable]]:
-    """The Tables of some runs. All settings have the same factors. varied: of `varied_by`, if it is at hand."""
+    """The Tables of some runs. Each setting has the factors of its own recipes. varied: of `varied_by`, if it is at hand."""
     rows = rows_at_best_lr(runs)
-    recipes, factors = varied or varied_by(rows)
+    varied = varied_by(rows) if varied is None else varied
     rows = rows.loc[rows["points"].gt(0), [*SETTING, "config_id", "seed", "log_loss", "reference", "diverged"]]
     for keys, part in rows.groupby(list(SETTING), sort=False):
         ids, y = by_seed(part, part["log_loss"])
@@ -53,6 +53,6 @@ def factor_tables(
         else:
             y[diverged] = np.nan
             base = float(np.mean(part.drop_duplicates("seed")["reference"]))
-        places = recipes.get_indexer(ids)
-        here = [f._replace(codes=f.codes[places]) for f in factors]
-        yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
+        places = varied[keys].recipes.get_indexer(ids)
+        factors = [f._replace(codes=f.codes[places]) for f in varied[keys].factors]
+        yield keys, FactorTable(ids, y, diverged, factors, base)

@@ -119,7 +119,6 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
     """
     parts = []
     found = False
-    labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
     settings = dict(list(runs.groupby(list(SETTING), observed=True)))
     of_setting = {keys: margin_of(part, margin).value for keys, part in settings.items()}
     shares = {keys: are_shares(part).any() for keys, part in settings.items()}
@@ -132,6 +131,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) 
         near = [(cell == cell[row]) & (f.codes != f.codes[row]) for f, cell in zip(table.factors, cells, strict=True)]
         if not np.any(near):
             continue
+        labels = settings[keys].drop_duplicates("config_id").set_index("config_id")["recipe_label"]
         lines = _versus_recipe(table, row, np.any(near, axis=0), of_setting[keys])
         lines = open_ties(lines) if shares[keys] else lines
         for f, others in zip(table.factors, near, strict=True):
