@@ -39,7 +39,8 @@ Tables = Iterable[tuple[tuple[Any, ...], FactorTable]]
 def factor_tables(
     runs: pd.DataFrame, response: Response = "gap", varied: VariedBySetting | None = None
 ) -> Iterator[tuple[tuple[Any, ...], FactorTable]]:
-    """The Tables of some runs. Each setting has the factors of its own recipes. varied: of `varied_by`, if it is at hand."""
+    """The Tables of some runs. Each setting has the factors of its own recipes. varied: of `varied_by`, if it is at
+    hand."""
     rows = rows_at_best_lr(runs)
     varied = varied_by(rows) if varied is None else varied
     rows = rows.loc[rows["points"].gt(0), [*SETTING, "config_id", "seed", "log_loss", "reference", "diverged"]]
