@@ -42,11 +42,13 @@ class Unseen(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The orders of two presets, over recipes that both trained at all of their seeds without divergence.
+    """The orders of two presets, over recipes that quantize both passes and that both trained, at all of the seeds of
+    one setting (device, software, revisions) without divergence.
 
     preset, against: TASK:PRESET; dataset_digest: of the data of `preset`; pairs: those whose losses differ by APART or
     more in `against`; agree: share of these that `preset` has in the same order (two recipes with equal losses have
-    none); spearman: Spearman's correlation of mean gaps; measured: date of the newest row.
+    none); spearman: Spearman's correlation of mean gaps, with its 95 % interval over recipes; measured: date of the
+    newest row.
     """
 
     preset: str
@@ -56,6 +58,8 @@ class Agreement(msgspec.Struct, frozen=True, omit_defaults=True):
     pairs: int
     agree: float
     spearman: float
+    spearman_low: float
+    spearman_high: float
     measured: str
     unseen: Unseen | None = None
 

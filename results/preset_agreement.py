@@ -1,7 +1,9 @@
 """Writes dse/agreement.json: `python -m fp4dse.results.preset_agreement docs/study/store runs/quickstart/store`.
 
 The stores are those of the study and of `fp4dse quickstart`. A preset off the ladder is compared with each of the
-ladder, one on it with the larger ones, over recipes that both have, if there are enough.
+ladder, one on it with the larger ones, over recipes that both have, if there are enough. These are of one setting of
+either, the two that share most recipes, and quantize both passes: gaps of another device or revision differ for other
+reasons than the task, and recipes that quantize one pass alone rank before all others anywhere.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from itertools import product
 import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from fp4dse.dse import SLOTS
 from fp4dse.dse.agreement import FILE, LEAST, WANTED, Agreement, Agreements, Unseen
-from fp4dse.results.stats.estimates.rankings import Array, signs, spearman
+from fp4dse.results.stats.estimates.rankings import Array, signs, spearman, spearman_interval
 from fp4dse.results.stats.paired import rows_at_best_lr
 from fp4dse.results.stats.sizes.agreement import APART
 from fp4dse.results.store.store import open_store
@@ -25,30 +29,47 @@ FEW = 0.25
 """Most of these recipes that may be named as what a preset cannot see: it would be left with another question."""
 EXPLAINED = 1 / 3
 """Least share of the pairs in another order that has to go with them."""
+_ELEMENTS = [slot.replace(".", "_") + "_element" for slot in SLOTS]
 
 
 def preset_agreement(runs: pd.DataFrame, ladder: Sequence[str] = tuple(LADDER)) -> Agreements:
     """The agreement of all presets of some rows, at their newest revisions, with those of the ladder. runs: of
     `Store.runs`."""
     rows = rows_at_best_lr(runs)
-    rows = rows[~rows["is_baseline"].astype(bool)]
+    rows = rows[_is_whole(rows)]
     finite = np.isfinite(rows["gap"].astype(float))
     name = rows["task"].astype(str) + ":" + rows["preset"].astype(str)
     rows = rows.assign(name=name, gap=rows["gap"].astype(float))
-    rows = rows[finite.groupby([rows["name"], rows["config_id"]]).transform("all")]
+    rows = rows[finite.groupby([rows["setting"], rows["config_id"]]).transform("all")]
     rows = rows[rows["rev_task"] == rows.groupby("name")["rev_task"].transform("max")]
-    of = {str(preset): _Gaps(part) for preset, part in rows.groupby("name")}
+    of: dict[str, list[_Gaps]] = {}
+    for (preset, _), part in rows.groupby(["name", "setting"]):
+        of.setdefault(str(preset), []).append(_Gaps(part))
     lines = []
     for preset, against in product(sorted(of), ladder):
         if preset in ladder and ladder.index(preset) >= ladder.index(against):
             continue
-        if against in of and len(both := of[preset].mean.index.intersection(of[against].mean.index)) >= LEAST:
-            lines.append(_line(preset, of[preset], against, of[against], both))
+        pairs = [*product(of[preset], of.get(against, []))]
+        mine, theirs = max(pairs, key=_most_shared, default=(None, None))
+        if mine and theirs and len(mine.shared(theirs)) >= LEAST:
+            lines.append(_line(preset, mine, against, theirs))
     return Agreements(APART, [*ladder], lines)
 
 
+def _is_whole(rows: pd.DataFrame) -> NDArray[np.bool_]:
+    """True for rows of recipes that quantize operands of the forward pass and of the backward pass, [rows]."""
+    forward, backward = (
+        np.any(
+            [rows[name].notna() & rows[name].ne("bf16") for name in _ELEMENTS if name.startswith("fprop") == of], axis=0
+        )
+        for of in (True, False)
+    )
+    return np.asarray(forward & backward)
+
+
 class _Gaps:
-    """Of one preset: mean gap and scales of gradients by recipe, data, and when the newest row was written."""
+    """Of one setting of a preset: mean gap and scales of gradients by recipe, data, and when the newest row was
+    written."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self.mean = rows.groupby("config_id", observed=True)["gap"].mean()
@@ -56,6 +77,10 @@ class _Gaps:
         self.scales = pd.Series({key: _scales(row) for key, row in first.iterrows()})
         [self.digest] = rows["dataset_digest"].unique()
         self.newest = rows["created_at"].max()
+
+    def shared(self, other: _Gaps) -> pd.Index:
+        """The recipes of both."""
+        return self.mean.index.intersection(other.mean.index)
 
 
 def _scales(row: pd.Series) -> str:
@@ -66,9 +91,17 @@ def _scales(row: pd.Series) -> str:
     return f"{scale} scales {'with' if pd.notna(tensor) else 'without'} a tensor scale"
 
 
-def _line(preset: str, mine: _Gaps, against: str, theirs: _Gaps, both: pd.Index) -> Agreement:
+def _most_shared(two: tuple[_Gaps, _Gaps]) -> tuple[int, pd.Timestamp, pd.Timestamp]:
+    """What the two settings to compare have most of: recipes of both, then newer rows."""
+    mine, theirs = two
+    return len(mine.shared(theirs)), mine.newest, theirs.newest
+
+
+def _line(preset: str, mine: _Gaps, against: str, theirs: _Gaps) -> Agreement:
+    both = mine.shared(theirs)
     here, there = mine.mean[both].to_numpy(), theirs.mean[both].to_numpy()
     pairs, agree = _alike(here, there)
+    low, high = spearman_interval(there, here)
     return Agreement(
         preset=preset,
         dataset_digest=str(mine.digest),
@@ -77,6 +110,8 @@ def _line(preset: str, mine: _Gaps, against: str, theirs: _Gaps, both: pd.Index)
         pairs=pairs,
         agree=round(agree, 4),
         spearman=round(float(spearman(there, here)), 4),
+        spearman_low=round(low, 4),
+        spearman_high=round(high, 4),
         measured=f"{max(mine.newest, theirs.newest):%Y-%m-%d}",
         unseen=None if agree >= WANTED else _unseen(mine.scales[both].to_numpy(), here, there, agree),
     )

@@ -56,10 +56,11 @@ A line above without one here was tuned, and not checked.
 
 ## Which presets have a larger model's order of recipes?
 
-A preset may resolve recipes, and have them in another order than a language model. Over the recipes that both presets
-trained, of pairs {apart:g} % or more apart in the second one: the share that the first has in the same order, and
-Spearman's correlation of all gaps. *Scales apart* are those of the weight gradient's G without whose recipes the rest
-agrees best, if at least a third of what does not agree goes with them.
+A preset may resolve recipes, and have them in another order than a language model. Over the recipes that quantize both
+passes and that both presets trained, of pairs {apart:g} % or more apart in the second one: the share that the first has
+in the same order, and Spearman's correlation of all gaps, with its 95 % interval over recipes (bootstrap). The gaps are
+of one device and revision of either preset, the two that share most recipes. *Scales apart* are those of the weight
+gradient's G without whose recipes the rest agrees best, if at least a third of what does not agree goes with them.
 
 {agreed}
 
@@ -171,7 +172,8 @@ def _agreed(line: Agreement) -> list[str]:
     share = f"{100 * line.agree:.0f} %"
     same = f"**{share}**" if line.agree >= ENOUGH else share
     apart = line.unseen and f"{line.unseen.scales}: {100 * line.unseen.agree:.0f} % without them"
-    return [f"`{line.preset}`", f"`{line.against}`", *counts, same, f"{line.spearman:.2f}", apart or "", line.measured]
+    spearman = f"{line.spearman:.2f} ({line.spearman_low:.2f} to {line.spearman_high:.2f})".replace("-", "−")
+    return [f"`{line.preset}`", f"`{line.against}`", *counts, same, spearman, apart or "", line.measured]
 
 
 def _percent(difference: float) -> str:

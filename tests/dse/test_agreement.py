@@ -14,7 +14,7 @@ RUNGS = ["language:0.4M", "language:1M", "language:10M"]
 
 
 def line(preset: str, against: str, agree: float, unseen: Unseen | None = None) -> Agreement:
-    return Agreement(preset, preset.partition(":")[0], against, 20, 190, agree, agree, "2026-01-02", unseen)
+    return Agreement(preset, preset.partition(":")[0], against, 20, 190, agree, agree, -1.0, 1.0, "2026-01-02", unseen)
 
 
 FOUND = Agreements(
@@ -73,7 +73,7 @@ def test_the_shipped_file_holds_its_own_ladder_and_what_it_says_of_the_quickstar
     for one in found.lines:
         assert one.against in found.ladder
         assert 0 < one.agree <= 1
-        assert abs(one.spearman) <= 1
+        assert -1 <= one.spearman_low <= one.spearman <= one.spearman_high <= 1
         assert one.pairs <= one.recipes * (one.recipes - 1) / 2
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", one.measured)
         assert (one.unseen is None) or (one.agree < WANTED and one.unseen.agree > one.agree)

@@ -3,13 +3,14 @@
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
-from fp4dse.dse import Space
+from fp4dse.dse import Recipe, Space
 from fp4dse.dse.agreement import agreements
-from fp4dse.results import open_store
+from fp4dse.results import open_store, recipe_columns
 from fp4dse.results.preset_agreement import preset_agreement
 from fp4dse.results.stats.paired import add_gap
 
@@ -53,6 +54,7 @@ def test_orders_are_counted_over_pairs_that_the_larger_one_tells_apart(trained):
     assert one.agree == pytest.approx(65 / 66, abs=1e-4)
     assert one.spearman == pytest.approx(1 - 6 * 2 / (12 * 143), abs=1e-4)
     assert (one.dataset_digest, one.measured, one.unseen) == ("of language", "2026-01-02", None)
+    assert -1 < one.spearman_low < one.spearman < one.spearman_high <= 1
     close = [1.0101, 1.0102, *RISING[2:]]
     [one] = preset_agreement(trained({"language:1M": close, "language:0.4M": swapped}), LADDER).lines
     assert (one.pairs, one.agree) == (65, 1.0)
@@ -79,6 +81,32 @@ def test_rows_of_a_preset_before_its_newest_revision_do_not_count(trained):
     found = preset_agreement(pd.concat([rows[0], rows[1].query("task == 'vision'")], ignore_index=True), LADDER)
     assert found == preset_agreement(rows[0], LADDER)
     assert [line.agree for line in found.lines] == [1.0]
+
+
+def test_recipes_are_compared_within_one_setting_of_either_preset(trained):
+    """Gaps of two devices, or of two revisions of the engine, are not put into one order."""
+    rows = trained({"language:1M": RISING, "language:0.4M": RISING})
+    small, last = rows["preset"].eq("0.4M"), rows["config_id"].eq(RECIPES[-1].config_id)
+    other = rows[small & (last | rows["is_baseline"])].assign(rev_engine=2)
+    other.loc[~other["is_baseline"], "gap"] = 0.0
+    found = preset_agreement(pd.concat([rows[~(small & last)], other], ignore_index=True), LADDER)
+    assert [(one.recipes, one.pairs, one.agree) for one in found.lines] == [(11, 55, 1.0)]
+    assert preset_agreement(pd.concat([rows, other], ignore_index=True), LADDER) == preset_agreement(rows, LADDER)
+
+
+def test_recipes_that_quantize_one_pass_alone_are_not_held_against_whole_ones(trained):
+    """They rank before all others in any task, so that their pairs with these say nothing of the task."""
+    rows = trained({"language:1M": RISING, "language:0.4M": RISING[::-1]})
+    expected = preset_agreement(rows, LADDER)
+    bf16 = Recipe.named("bf16")
+    half = [msgspec.structs.replace(r.canonical(), fprop=bf16.fprop) for r in RECIPES[::3]]
+    half += [msgspec.structs.replace(r.canonical(), dgrad=bf16.dgrad, wgrad=bf16.wgrad) for r in RECIPES[::3]]
+    more = []
+    for part in (rows[rows["preset"].eq(preset)] for preset in ("1M", "0.4M")):
+        for i, recipe in enumerate(half):
+            facts = part[part["config_id"].eq(RECIPES[0].config_id)].assign(**recipe_columns(recipe))
+            more.append(facts.assign(gap=0.001 * i))
+    assert preset_agreement(pd.concat([rows, *more], ignore_index=True), LADDER) == expected
 
 
 def test_a_recipe_that_diverged_and_too_few_recipes_are_left_out(trained):
