@@ -132,7 +132,13 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
     "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
     "extrapolation": ("task preset label model predicted measured", "error", "agree pairs", "low high"),
-    "agreement": ("preset published group agree pairs", "cheapest lane_s", "spearman", "ceiling_agree", "recipes"),
+    "agreement": (
+        "preset published group agree pairs",
+        "cheapest lane_s",
+        "spearman spearman_low spearman_high",
+        "ceiling_agree ceiling_spearman",
+        "recipes",
+    ),
     "published": ("preset published scheme published_gap gap", "gap_low gap_high", "group", "label"),
 }
 """View -> the columns that a narrow terminal shows: what cannot be left out, then groups, the weightiest first."""

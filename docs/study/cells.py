@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fp4dse.results.stats.estimates.intervals import paired_interval
+from fp4dse.results.stats.estimates.rankings import spearman, spearman_interval
 from fp4dse.results.stats.recipes.equal_time import FARTHEST
-from fp4dse.results.text.ratios import change_with_range
+from fp4dse.results.text.ratios import change_with_range, correlation
 
 
 def interval(gaps: np.ndarray) -> str:
@@ -27,6 +29,11 @@ def time(time: float, low: float, high: float) -> str:
     if np.isinf(time):
         return f"not with {1 / FARTHEST:g} times its tokens"
     return f"{time:.2f} ({low:.2f} or more)" if np.isinf(high) else f"{time:.2f} ({low:.2f} to {high:.2f})"
+
+
+def spearman_words(a: ArrayLike, b: ArrayLike) -> str:
+    """Spearman's correlation of two orders of recipes, with its 95 % interval over recipes where there are enough."""
+    return correlation(float(spearman(a, b)), *spearman_interval(a, b))
 
 
 def markdown(rows: list[dict[str, object]]) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from cells import interval
+from cells import interval, spearman_words
 from growth import SCALE
-from scipy.stats import spearmanr
 
 from fp4dse.dse import Recipe
 from fp4dse.results.stats.estimates.intervals import holm, paired_interval
@@ -52,8 +51,7 @@ def _images(runs: pd.DataFrame) -> list[dict[str, object]]:
         row["worse than BF16, better"] = f"{sum(told & (means > 0))}, {sum(told & (means < 0))}"
         for other in ("language:0.4M", "regression:deep"):
             both = pd.concat([means, _gaps(runs, other).mean(axis=1)], axis=1, join="inner")
-            order = spearmanr(both[0], both[1])
-            row[f"Spearman with {other}"] = f"{order.statistic:.2f}, {len(both)} recipes, p = {order.pvalue:.1g}"
+            row[f"Spearman with {other}"] = f"{spearman_words(both[0], both[1])}, {len(both)} recipes"
         mine = (runs["task"] + ":" + runs["preset"]).eq(task)
         lines = effects_of(runs[mine], load_questions(QUESTIONS)).query("evaluation == 'quantized'")
         for line in lines.itertuples():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from cells import gap
+from cells import gap, spearman_words
 
 from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.dse.quantizer import Quantizer
@@ -125,6 +125,8 @@ def _order(runs: pd.DataFrame) -> list[dict[str, object]]:
                 "pairs 0.2 % apart": found["pairs"],
                 "in the same order": f"{found['agree']:.0%} ({found['agree_low']:.0%} to {found['agree_high']:.0%})",
                 "of a perfect proxy": f"{found['ceiling_agree']:.0%}",
+                "Spearman": spearman_words(spread.mean, np.nanmean(proxy, axis=1)),
+                "of a perfect proxy's": f"{found['ceiling_spearman']:.2f}",
             }
         )
     return lines

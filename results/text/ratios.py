@@ -55,6 +55,13 @@ def size(gap: float, digits: int = 2) -> str:
     return f"{100 * math.expm1(gap):.{digits}g} %" if gap < _TWICE else change(gap)
 
 
+def correlation(value: float, low: float, high: float) -> str:
+    """`0.49 (-0.05 to 0.85)`, of a correlation; without its ends where there are none, a dash for NaN."""
+    if math.isnan(value):
+        return UNKNOWN
+    return f"{value:.2f}" if math.isnan(low) else f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
 def fine_change(gap: float) -> str:
     """`+0.012 %` or `-0.012 points`, with a digit more than `change` has; a dash for NaN."""
     if math.isnan(gap):

@@ -10,7 +10,7 @@ import pandas as pd
 from fp4dse.results.stats.layers.sensitivity import fisher_agreement, measured_choice, sensitivity
 from fp4dse.results.stats.layers.study import Spared, Study
 from fp4dse.results.text.frames import records
-from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, counted, fine_change
+from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, correlation, counted, fine_change
 
 NAMES = {"base": "the recipe itself", "chosen": "the choice", "ends": "first and last blocks"}
 """`recipe` of measured_choice in words."""
@@ -88,8 +88,8 @@ def about(study: Study, lines: pd.DataFrame) -> str:
         alone, gain = (change(float(known[name].sum())) for name in ("alone", "gain"))
         says += f"\nsum over all units: alone {alone}, sparing gains {gain}"
     if lines["fisher"].notna().any():
-        agree = fisher_agreement(lines)
-        says += f"\nFisher score of BF16: Spearman {agree['alone']:.2f} with alone, {agree['gain']:.2f} with the gain"
+        alone, gain = (correlation(*of) for of in fisher_agreement(lines).values())
+        says += f"\nFisher score of BF16: Spearman {alone} with alone, {gain} with the gain"
     return says
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE
-from fp4dse.results.stats.estimates.rankings import spearman
+from fp4dse.results.stats.estimates.rankings import spearman, spearman_interval
 from fp4dse.results.stats.layers.study import Spared, Study
 from fp4dse.results.stats.levels import are_shares, levels
 from fp4dse.results.stats.paired import DERIVED, SETTING, by_seed, rows_at_best_lr, stacked
@@ -66,13 +66,14 @@ def sensitivity(runs: pd.DataFrame, study: Study) -> pd.DataFrame:
     return stacked(parts, COLUMNS).sort_values([*SETTING, "gain"], ascending=[*[True] * len(SETTING), False])
 
 
-def fisher_agreement(lines: pd.DataFrame) -> dict[str, float]:
-    """Spearman's correlation of the scores of units with what they cost `alone` and what sparing them `gain`s; NaN with
-    fewer than three. lines: of `sensitivity`, of one setting."""
+def fisher_agreement(lines: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    """Spearman's correlation of the scores of units with what they cost `alone` and what sparing them `gain`s, NaN with
+    fewer than three, and its interval over units. lines: of `sensitivity`, of one setting."""
     found = {}
     for name in ("alone", "gain"):
         known = lines.dropna(subset=["fisher", name])
-        found[name] = float(spearman(known["fisher"], known[name])) if len(known) > 2 else math.nan
+        rank = float(spearman(known["fisher"], known[name])) if len(known) > 2 else math.nan
+        found[name] = rank, *spearman_interval(known["fisher"], known[name])
     return found
 
 
