@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from fp4dse.dse import StoreError
 from fp4dse.results.stats.factors import AXIS
+from fp4dse.results.stats.paired import SETTING, numbered
 from fp4dse.results.store.atomic import read_json, write_atomic
 
 if TYPE_CHECKING:
@@ -107,21 +109,33 @@ def spaces(store: Store) -> dict[str, str]:
 
 
 def with_axes(runs: pd.DataFrame, known: SweptSpaces) -> pd.DataFrame:
-    """The runs with a column of values for each axis of the latest space that has all their recipes that quantize, if
-    there is one; design.factors reads them. runs: config_id, points and more."""
-    recipes = set(runs.loc[runs["points"].gt(0), "config_id"].unique())
-    for what in reversed(list(known.values())):
-        levels = what.get("levels") if isinstance(what, dict) else None
-        if not levels or not recipes <= levels.keys():
+    """The runs with a column of values for each axis of the latest space that has all recipes of a setting that
+    quantize, if there is one; factors.py reads them. Rows of other settings have none. runs: config_id, points and
+    more; without columns of SETTING they count as one setting."""
+    whole = [what for what in reversed([*known.values()]) if isinstance(what, dict) and what.get("levels")]
+    if not whole:
+        return runs
+    setting = numbered(runs, [name for name in SETTING if name in runs], sort=False, dropna=False).to_numpy()
+    quantizes, found = runs["points"].gt(0).to_numpy(bool, na_value=False), {}
+    texts: dict[str, dict[str, int]] = {}
+    for number in np.unique(setting[quantizes]):
+        rows = np.flatnonzero(setting == number)
+        recipe, ids = pd.factorize(runs["config_id"].iloc[rows].astype(object))
+        needed = set(ids[np.unique(recipe[quantizes[rows]])])
+        what = next((what for what in whole if needed <= what["levels"].keys()), None)
+        if what is None:
             continue
-        ids = runs["config_id"].astype(object)
-        columns = {}
-        for i, (axis, texts) in enumerate(what["axes"].items()):
-            indices = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
-            # a text for each place: values that are written alike stay apart
-            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(indices, _distinct(texts)), runs.index)
-        return runs.assign(**columns)
-    return runs
+        places = np.array([what["levels"].get(config_id, [-1] * len(what["axes"])) for config_id in ids])
+        for i, (axis, values) in enumerate(what["axes"].items()):
+            names = texts.setdefault(axis, {})
+            codes = [names.setdefault(text, len(names)) for text in _distinct(values)]
+            column = found.setdefault(f"{AXIS}{axis}", np.full(len(runs), -1))
+            column[rows] = np.append(codes, -1)[places[recipe, i]]  # the last is of -1
+    columns = {
+        name: pd.Series(pd.Categorical.from_codes(codes, [*texts[name.removeprefix(AXIS)]]), runs.index)
+        for name, codes in found.items()
+    }
+    return runs.assign(**columns)
 
 
 def _distinct(texts: list[str]) -> list[str]:

@@ -126,6 +126,16 @@ def test_what_has_all_that_is_asked_for_is_not_tuned_again(tmp_path, capsys):
     assert (FOLDER / file_name("language", "1M")).read_bytes() == before
 
 
+@pytest.mark.parametrize("found", [one for one in SHIPPED if one.check], ids=lambda one: f"{one.task}-{one.preset}")
+def test_a_check_is_of_the_fresh_seeds_at_the_rates_that_the_file_has(found):
+    """So that each difference of a resolution is of one setting, paired by seed: a file has one device and revision."""
+    assert {point.of: point.lr for point in found.check} == {
+        of: found.rates["bf16" if of == "bf16" else "forward"] for of in ("bf16", "nvfp4", "mxfp4")
+    }
+    assert {len(point.losses) for point in found.check} == {len(found.fresh_seeds)}
+    assert not {*found.fresh_seeds} & {*found.seeds}
+
+
 def made(**losses: list[float | None]) -> Tuned:
     check = [Point(of, 1e-3, values) for of, values in losses.items()]
     return Tuned("regression", "smoke", "", 1, 40, "cpu", [1000], [], [2000], check)

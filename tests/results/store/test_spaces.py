@@ -7,6 +7,7 @@ import pytest
 from fp4dse.dse import Space, StoreError
 from fp4dse.results import marginal, open_store
 from fp4dse.results.report import read_findings
+from fp4dse.results.stats.factors import AXIS
 from fp4dse.results.store.spaces import record_space, spaces, store_name
 
 
@@ -85,6 +86,25 @@ def test_axes_of_a_space_that_lacks_a_recipe_of_the_store_name_nothing(store, ro
     assert "*" in set(marginal(store.runs())["factor"])
     store.add([row("nvidia-nvfp4", seed, 0.6) for seed in range(3)], "other")
     assert "*" not in set(marginal(store.runs())["factor"])
+
+
+def test_axes_name_the_factors_of_a_setting_whatever_was_trained_in_others(store, row):
+    """Each setting goes by the latest space that has all its recipes, though another space has the other setting's."""
+    mine = Space("mine", base="nvfp4", axes=AXES)
+    filled(store, row, mine)
+    record_space(store, mine)
+    alone = store.runs()
+    theirs = Space("theirs", base="mxfp4", axes={"backward.rotation": ["none", "rht32"], "*": ["mxfp4", "mxfp4-rceil"]})
+    store.add([row(recipe, 0, 0.5, task="other") for recipe in theirs.recipes()], "theirs")
+    store.add([row("nvidia-nvfp4", 0, 0.6, task="third")], "third")
+    record_space(store, theirs)
+    both = store.runs()
+    found = both[both["task"].eq("vision")].reset_index(drop=True)
+    assert marginal(found).equals(marginal(alone))
+    lines = marginal(both)
+    assert marginal(alone).equals(lines[lines["task"].eq("vision")].reset_index(drop=True))
+    third = both[both["task"].eq("third")]
+    assert third[[name for name in both if name.startswith(AXIS)]].isna().all(axis=None)
 
 
 def test_a_merge_brings_the_spaces_along_and_keeps_the_last_one_last(store, tmp_path):
