@@ -92,7 +92,7 @@ def _scales(row: pd.Series) -> str:
 
 
 def _most_shared(two: tuple[_Gaps, _Gaps]) -> tuple[int, pd.Timestamp, pd.Timestamp]:
-    """What the two settings to compare have most of: recipes of both, then newer rows."""
+    """The order in which two settings are preferred, the highest first: by recipes of both, then by newer rows."""
     mine, theirs = two
     return len(mine.shared(theirs)), mine.newest, theirs.newest
 

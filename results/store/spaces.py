@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fp4dse.dse import StoreError
 from fp4dse.results.stats.factors import AXIS
@@ -116,7 +117,8 @@ def with_axes(runs: pd.DataFrame, known: SweptSpaces) -> pd.DataFrame:
     if not whole:
         return runs
     setting = numbered(runs, [name for name in SETTING if name in runs], sort=False, dropna=False).to_numpy()
-    quantizes, found = runs["points"].gt(0).to_numpy(bool, na_value=False), {}
+    quantizes = runs["points"].gt(0).to_numpy(bool, na_value=False)
+    found: dict[str, NDArray[np.intp]] = {}
     texts: dict[str, dict[str, int]] = {}
     for number in np.unique(setting[quantizes]):
         rows = np.flatnonzero(setting == number)
