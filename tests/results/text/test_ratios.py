@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.results.report.figures import ratio_ticks
-from fp4dse.results.text.ratios import change, change_range, change_with_range
+from fp4dse.results.text.ratios import change, change_range, change_with_range, correlation
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,9 @@ def test_an_axis_of_ratios_has_several_round_ticks(low, high, texts):
     places, said = ratio_ticks(math.log(low), math.log(high))
     assert said == texts
     assert all(math.log(low) - 1e-9 <= place <= math.log(high) + 1e-9 for place in places)
+
+
+def test_a_correlation_has_its_interval_where_there_is_one():
+    assert correlation(0.493, -0.046, 0.847) == "0.49 (-0.05 to 0.85)"
+    assert correlation(0.4, math.nan, math.nan) == "0.40"
+    assert correlation(math.nan, math.nan, math.nan) == "–"
