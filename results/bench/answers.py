@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from fp4dse.results.bench.questions import Answered, answered_questions
 from fp4dse.results.bench.studies import Study
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.paired import DERIVED, add_gap, rows_at_best_lr
@@ -40,6 +41,8 @@ class Answers(NamedTuple):
     marginal: pd.DataFrame
     confirmed: pd.DataFrame
     verdict: Verdict
+    questions: Answered | None
+    """None of studies that are drawn from real rows."""
 
 
 def answered(studies: Sequence[Study]) -> list[Answers]:
@@ -52,10 +55,11 @@ def answered(studies: Sequence[Study]) -> list[Answers]:
     frames = [rows, recipes, chance, versus, effects(rows), marginal(rows), new]
     split = [dict(iter(frame.groupby("task"))) for frame in frames]
     by_task = {verdict.setting[0]: verdict for verdict in verdicts}
+    asked = answered_questions(studies, rows)
     found = []
     for i in range(len(studies)):
         parts = [part.get(f"{i:06}", frame.iloc[:0]) for part, frame in zip(split, frames, strict=True)]
-        found.append(Answers._make([*parts, by_task[f"{i:06}"]]))
+        found.append(Answers._make([*parts, by_task[f"{i:06}"], asked[i]]))
     return found
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from fp4dse.results.bench.answers import Answers
 from fp4dse.results.bench.generated import KNOBS
+from fp4dse.results.bench.question_scores import scores_of_questions
 from fp4dse.results.bench.studies import Study
 from fp4dse.results.report.technique_findings import standing
 from fp4dse.results.stats.recipes.equal_cost import matched
@@ -36,6 +37,8 @@ TOLD = "q"
 
 def scored(study: Study, said: Answers) -> Iterator[Score]:
     """Scores of what is reported of a study, held against its truth."""
+    if said.questions:
+        yield from scores_of_questions(said.questions)
     if study.world == "null":
         yield from _null(said)
         yield from _confirmed(study, said)

@@ -22,6 +22,7 @@ A claim that something `differs` is confirmed by a sign that is the same on both
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -36,6 +37,8 @@ from fp4dse.results.stats.techniques.questions import Question, Questions
 
 EVALUATIONS = ("quantized", "bf16")
 """The forward pass that held-out losses went through."""
+Pairs = Mapping[tuple[str, str], Sequence[tuple[str, str]]]
+"""Question (id) and effect (name) -> the config_ids of its pairs, the unchanged one first."""
 COLUMNS = [*SETTING, "evaluation", "question", "effect", "pairs", "seeds", "difference", "low", "high"]
 COLUMNS += ["own_low", "own_high", "diverges", "recovers", "tells", "repeats"]
 
@@ -55,20 +58,23 @@ def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
         for question in questions.questions
         for effect in question.effects
     }
-    rows, parts = rows_at_best_lr(runs), []
+    return effects_over(rows_at_best_lr(runs), pairs, questions.negligible)
+
+
+def effects_over(rows: pd.DataFrame, pairs: Pairs, negligible: float) -> pd.DataFrame:
+    """The lines of `effects_of` for pairs that are known. rows: of `rows_at_best_lr`; negligible: a log ratio."""
+    parts = []
     matched = {"quantized": rows["gap_matched"], "bf16": rows["gap_bf16"] - (rows["gap"] - rows["gap_matched"])}
     for keys, part in rows.groupby(list(SETTING), observed=True, sort=False):
         for evaluation in EVALUATIONS:
             lines = _differences(part, matched[evaluation].loc[part.index], pairs)
             if len(lines):
-                lines = _with_intervals(lines, questions).assign(evaluation=evaluation)
+                lines = _with_intervals(lines, negligible).assign(evaluation=evaluation)
                 parts.append(lines.assign(**dict(zip(SETTING, keys, strict=True))))
     return stacked(parts, COLUMNS)
 
 
-def _differences(
-    part: pd.DataFrame, values: pd.Series, pairs: dict[tuple[str, str], list[tuple[str, str]]]
-) -> pd.DataFrame:
+def _differences(part: pd.DataFrame, values: pd.Series, pairs: Pairs) -> pd.DataFrame:
     """A line for each effect that has a pair with a seed in common; values: of the rows, NaN where diverged."""
     ids, y = by_seed(part, values)
     diverged = part.groupby("config_id")["diverged"].any().reindex(ids).to_numpy(bool)
@@ -100,7 +106,7 @@ def _differences(
     return pd.DataFrame(lines)
 
 
-def _with_intervals(lines: pd.DataFrame, questions: Questions) -> pd.DataFrame:
+def _with_intervals(lines: pd.DataFrame, negligible: float) -> pd.DataFrame:
     """low, high, own_low, own_high, tells and repeats."""
     columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
     variance, freedom = pooled_beside_lanes(*columns)
@@ -114,7 +120,7 @@ def _with_intervals(lines: pd.DataFrame, questions: Questions) -> pd.DataFrame:
 
     low, high = interval(many)
     own_low, own_high = interval(1)
-    conditions = [(low > -questions.negligible) & (high < questions.negligible), high < 0, low > 0]
+    conditions = [(low > -negligible) & (high < negligible), high < 0, low > 0]
     tells = np.select(conditions, ["negligible", "helps", "harms"], "open")
     repeats = np.select([own_high < 0, own_low > 0], ["helps", "harms"], "open")
     return lines.assign(low=low, high=high, own_low=own_low, own_high=own_high, tells=tells, repeats=repeats)
