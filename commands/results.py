@@ -187,24 +187,29 @@ def answer(
 ) -> None:
     """Answer questions that were written down before: effects over pairs of recipes, and what they settle by the rule.
 
-    As JSON: {"effects": [...], "answers": [...]}, with differences as log ratios, or shares where gaps are in points.
+    As JSON: {"effects": [...], "answers": [...], "warnings": [...]}, with differences as log ratios, or shares where gaps
+    are in points.
     """
     from fp4dse.results.stats.levels import units
+    from fp4dse.results.stats.preset_warnings import warnings_of_tasks
     from fp4dse.results.stats.techniques.answers import answers, effects_of
     from fp4dse.results.stats.techniques.questions import load_questions
     from fp4dse.results.text.answer_tables import answer_rows, effect_tables
     from fp4dse.results.text.frames import records
+    from fp4dse.results.text.verdict_text import titled
 
     asked = load_questions(questions)
     runs = open_given(store).runs()
     effects = effects_of(runs, asked)
-    found = answers(effects, asked)
+    found, warnings = answers(effects, asked), warnings_of_tasks(effects)
     if as_json:
-        print_json({"effects": records(effects), "answers": records(found)})
+        print_json({"effects": records(effects), "answers": records(found), "warnings": warnings})
         return
     print_tables(effect_tables(effects, asked, units(runs)))
     print()
     print_rows(["question", "effect", "answer", "why"], answer_rows(found))
+    for line in warnings:
+        print(titled("Beware", f"{line['task']}: {line['warning']}."))
 
 
 @command(epilog="Example: fp4dse dashboard --store runs/zoo/store")

@@ -22,7 +22,12 @@ from fp4dse.results.text.ratios import change_with_range, counted, share_with_ba
 
 def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
     """A setting's answers, a paragraph each."""
-    return "\n".join(wrapped(f"{title + ':':<10}{text}", width, 10) for title, text in answers(verdict, called))
+    return "\n".join(titled(title, text, width) for title, text in answers(verdict, called))
+
+
+def titled(title: str, text: str, width: int = 100) -> str:
+    """`Beware:   …`, a paragraph in lines of at most `width`."""
+    return wrapped(f"{title + ':':<10}{text}", width, 10)
 
 
 def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.dse import agreement, resolution
 from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, plain_ids, rows_at_best_lr, stacked
+from fp4dse.results.stats.preset_warnings import preset_warnings
 from fp4dse.results.stats.recipes.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.recipes.confirmed import confirmed
 from fp4dse.results.stats.recipes.equal_time import Time, time_to_quality
@@ -154,7 +154,7 @@ def _verdict(setting: tuple[Any, ...], of: Ranked, versus: pd.DataFrame, rates: 
         none="" if len(ranked) else _why_none(of.lines, tried, diverged),
         warnings=(
             *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
-            *(_of_the_task(setting) if len(ranked) else ()),
+            *(preset_warnings(setting) if len(ranked) else ()),
         ),
     )
 
@@ -182,15 +182,6 @@ def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
     if diverged == len(tried):
         return f"every recipe diverged ({diverged} of {len(tried)}): nothing here trains to the end"
     return "no recipe that quantizes has a gap"
-
-
-def _of_the_task(setting: tuple[Any, ...]) -> tuple[str, ...]:
-    """A sentence where the preset is known not to resolve single recipes, and one where larger models are known to have
-    another order of them, or nobody knows theirs. setting: values of SETTING."""
-    of = dict(zip(SETTING, setting, strict=True))
-    preset = of["task"], of["preset"], of["dataset_digest"]
-    says = resolution.warning(*preset, of["rev_task"]), agreement.warning(*preset)
-    return tuple(filter(None, says))
 
 
 def _of_the_recipe(line: pd.Series, time: Time, plain: set[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ A claim that something `differs` is confirmed by a sign that is the same on both
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -131,26 +132,27 @@ def answers(effects: pd.DataFrame, questions: Questions) -> pd.DataFrame:
 
     Columns: question, effect, evaluation, answer (confirmed, refuted, not settled), why.
     """
-    task = effects["task"] + ":" + effects["preset"]
+    told, repeated = defaultdict[tuple[str, ...], set[str]](set), defaultdict[tuple[str, ...], set[str]](set)
+    keys = zip(*(effects[name] for name in ("question", "effect", "evaluation", "task", "preset")), strict=True)
+    for (*of, task, preset), tells, repeats in zip(keys, effects["tells"], effects["repeats"], strict=True):
+        told[*of, f"{task}:{preset}"].add(tells)
+        repeated[*of, f"{task}:{preset}"].add(repeats)
     lines = []
     for question in questions.questions:
         for effect in question.effects:
-            mine = effects["question"].eq(question.id) & effects["effect"].eq(effect.name)
             for evaluation in EVALUATIONS:
-                found = mine & effects["evaluation"].eq(evaluation)
-                later = next((name for name in questions.later if (found & task.eq(name)).any()), "")
-                screen = effects[found & task.eq(questions.screen)]
-                answer, why = _answer(question, screen, effects[found & task.eq(later)], later, questions)
+                of = question.id, effect.name, evaluation
+                later = next((name for name in questions.later if (*of, name) in repeated), "")
+                screen, after = told.get((*of, questions.screen), set()), repeated.get((*of, later), set())
+                answer, why = _answer(question, screen, after, later, questions)
                 names = {"question": question.id, "effect": effect.name, "evaluation": evaluation}
                 lines.append({**names, "answer": answer, "why": why})
     return pd.DataFrame(lines, columns=["question", "effect", "evaluation", "answer", "why"])
 
 
-def _answer(
-    question: Question, screen: pd.DataFrame, after: pd.DataFrame, later: str, questions: Questions
-) -> tuple[str, str]:
-    """The answer and why, by the rule at the top. after: the lines of `later`, empty where no later task has any."""
-    told = set(screen["tells"])
+def _answer(question: Question, told: set[str], after: set[str], later: str, questions: Questions) -> tuple[str, str]:
+    """The answer and why, by the rule at the top. told: `tells` on the task that screens; after: `repeats` on `later`,
+    the later task that has pairs; each of all settings of the task, empty where no pair was trained."""
     if not told:
         return "not settled", f"no pair was trained on {questions.screen}"
     if len(told) > 1:
@@ -162,8 +164,8 @@ def _answer(
         return "refuted", f"negligible on {questions.screen}"
     if question.claim not in (tells, "differs"):
         return "refuted", f"it {tells} on {questions.screen}"
-    if after.empty:
+    if not after:
         return "not settled", f"it {tells} on {questions.screen}; no pair was trained on {' or '.join(questions.later)}"
-    if not after["repeats"].eq(tells).all():
+    if after != {tells}:
         return "not settled", f"it {tells} on {questions.screen}, which {later} does not repeat"
     return "confirmed", f"it {tells} on {questions.screen} and on {later}"
