@@ -1,8 +1,8 @@
 """Questions asked of drawn studies, beside what is true (question_scores.py).
 
-The estimand of an effect is that of `effects_of`: the mean difference of the true gaps over the pairs that were trained,
-each weighing as often as both of its recipes finished. It is of these pairs, fixed as they are: where techniques
-interact, and where a design is incomplete, the mean over all pairs of the space is another number.
+The estimand of an effect is that of `effects_of`: the mean difference of the true gaps over all pairs of which both
+recipes finished on some seed, each pair once. It is of these pairs, fixed as they are: where techniques interact and a
+design is incomplete, the mean over all pairs of the space is another number.
 
 Every study is the task that screens. The later task has the same recipes on fresh lanes in half of the studies; in the
 others it is another study of its world, whose truth is its own, so that a true effect may have nothing to repeat. Both
@@ -145,10 +145,8 @@ def true_effects(study: Study, rows: pd.DataFrame, pairs: Pairs) -> dict[tuple[s
     found = {}
     for key, names in pairs.items():
         at = np.array([(row[a], row[b]) for a, b in names if a in row and b in row], int).reshape(-1, 2)
-        whole = np.isfinite(y[at]).all(axis=1)
-        whole = whole[:, whole.any(axis=0)]
-        if whole.size:
-            weight = (whole / whole.sum(axis=0)).mean(axis=1)
-            found[key] = float(weight @ (gap[at[:, 1]] - gap[at[:, 0]]))
+        some = np.isfinite(y[at]).all(axis=1).any(axis=1)
+        if some.any():
+            found[key] = float((gap[at[some, 1]] - gap[at[some, 0]]).mean())
     return found
 

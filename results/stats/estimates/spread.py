@@ -44,6 +44,41 @@ class Spread(NamedTuple):
 
 def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
     """Means and errors of gaps [recipes, seeds], NaN where there is none; every recipe has one at least."""
+    lanes = _lanes(gaps)
+    n, many, variance, shared = lanes.seeds, lanes.seeds > 1, lanes.variance, lanes.shared
+    drawn = variances(np.where(many, variance, 0.0), n - 1.0, lanes.usual)
+    variance, freedom = _pooled(lanes)
+    common = 0.0
+    if len(shared) > 1 and many.sum() > 1:
+        # what the median has from the recipes' own noise: about π/2 times this, but taking all of it off leaves the
+        # interval too narrow where it was large by chance, and none of it too wide with few recipes
+        of_median = 0.5 * variance[many].mean() / many.sum()
+        common = math.sqrt(max(np.var(shared, ddof=1) - of_median, 0.0) / len(shared))
+    return Spread(lanes.mean, np.sqrt(variance / n), freedom, common, gaps.shape[1], drawn)
+
+
+def lane_variances(y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Variance of a lane of each recipe and its degrees of freedom, pooled as those of `spread_over_seeds`; NaN of
+    recipes without a seed, and of all where no recipe has two. y: [recipes, seeds], NaN where there is none."""
+    variance, freedom = np.full((2, len(y)), np.nan)
+    some = np.isfinite(y).any(axis=1)
+    if some.any():
+        variance[some], freedom[some] = _pooled(_lanes(y[some]))
+    return variance, freedom
+
+
+class _Lanes(NamedTuple):
+    """seeds, mean, variance of a lane without the part that is shared (NaN of fewer than two seeds), and what variance
+    is usual, up to a factor: of each recipe. shared: of each seed."""
+
+    seeds: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    usual: NDArray[np.float64]
+    shared: NDArray[np.float64]
+
+
+def _lanes(gaps: NDArray[np.float64]) -> _Lanes:
     n = np.isfinite(gaps).sum(axis=1)
     mean = np.nansum(gaps, axis=1) / n
     deviation = gaps - mean[:, None]
@@ -57,17 +92,13 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
     with np.errstate(invalid="ignore", divide="ignore"):
         own_mean = np.nansum(own, axis=1) / n
         variance = np.nansum((own - own_mean[:, None]) ** 2, axis=1) / (n - 1) * fewer
-    usual = _usual(np.where(many, variance, np.nan), mean)
-    drawn = variances(np.where(many, variance, 0.0), n - 1.0, usual)
-    variance, freedom = shrunken(np.where(many, variance / usual, np.nan), n - 1)
-    variance = variance * usual
-    common = 0.0
-    if len(shared) > 1 and many.sum() > 1:
-        # what the median has from the recipes' own noise: about π/2 times this, but taking all of it off leaves the
-        # interval too narrow where it was large by chance, and none of it too wide with few recipes
-        of_median = 0.5 * variance[many].mean() / many.sum()
-        common = math.sqrt(max(np.var(shared, ddof=1) - of_median, 0.0) / len(shared))
-    return Spread(mean, np.sqrt(variance / n), freedom, common, gaps.shape[1], drawn)
+    variance = np.where(many, variance, np.nan)
+    return _Lanes(n, mean, variance, _usual(variance, mean), shared)
+
+
+def _pooled(of: _Lanes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    variance, freedom = shrunken(of.variance / of.usual, of.seeds - 1)
+    return variance * of.usual, freedom
 
 
 def _usual(variance: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -116,14 +147,21 @@ def lane_variance(y: NDArray[np.float64]) -> float:
 
 
 def pooled_beside_lanes(
-    variance: NDArray[np.float64], alone: NDArray[np.float64], freedom: NDArray[np.float64]
+    variance: NDArray[np.float64],
+    alone: NDArray[np.float64],
+    freedom: NDArray[np.float64],
+    alone_freedom: NDArray[np.float64] | float = np.inf,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Variances over seeds of several means and their degrees of freedom, pooled as far as they are alike when each is
-    held against `alone`, what independent lanes would give it. [n] each, NaN or 0 where nothing is known."""
+    held against `alone`, what independent lanes would give it. [n] each, NaN or 0 where nothing is known.
+
+    alone_freedom: of `alone`. A variance that is pooled is a product of two estimates, whose relative variances, 2 over
+    the degrees of freedom, add up."""
     usable = (alone > 0) & (freedom > 0) & np.isfinite(variance)
     if usable.sum() < 2:
         return variance, freedom
     variance, freedom = variance.copy(), freedom.copy()
-    ratio, freedom[usable] = shrunken(variance[usable] / alone[usable], freedom[usable])
+    ratio, pooled = shrunken(variance[usable] / alone[usable], freedom[usable])
     variance[usable] = ratio * alone[usable]
+    freedom[usable] = 1 / (1 / pooled + 1 / np.broadcast_to(alone_freedom, usable.shape)[usable])
     return variance, freedom
