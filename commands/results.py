@@ -181,14 +181,16 @@ def _at_rate(runs: pd.DataFrame, lr: float | None) -> pd.DataFrame:
 
 @command(epilog="Example: fp4dse answer docs/study/questions.toml --store docs/study/store")
 def answer(
-    questions: Annotated[Path, typer.Argument(help="A .toml file, written before the training (docs/results.md).")],
+    questions: Annotated[
+        Path, typer.Argument(help="A .toml file (docs/results.md), best written before the training.")
+    ],
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer questions that were written down before: effects over pairs of recipes, and what they settle by the rule.
+    """Answer the questions of a file: effects over pairs of recipes, and what they settle by the file's rule.
 
-    As JSON: {"effects": [...], "answers": [...], "warnings": [...]}, with differences as log ratios, or shares where gaps
-    are in points.
+    As JSON: {"effects": [...], "answers": [...], "warnings": [...]}, with differences as log ratios, or shares where
+    gaps are in points.
     """
     from fp4dse.results.stats.levels import units
     from fp4dse.results.stats.preset_warnings import warnings_of_tasks

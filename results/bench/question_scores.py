@@ -27,6 +27,8 @@ def scores_of_questions(said: Answered) -> Iterator[Score]:
     own = _inside(lines["own_low"], truth, lines["own_high"])
     yield "interval of a question's effect covers", *_share(own, known)
     yield "interval of a question's effect of one pair covers", *_share(own, known & lines["question"].eq(ONE_PAIR))
+    shares = lines["shares"].to_numpy(bool)
+    yield "interval of a question's effect that shares noise within a seed covers", *_share(own, known & shares)
     yield "100 · (a question's effect - truth)", *_share(100 * (lines["difference"] - truth), known)
     together = pd.Series(_inside(lines["low"], truth, lines["high"]))
     yield "all intervals of a question cover", *_share(_any(~together, lines, known) == 0, True)
@@ -55,14 +57,14 @@ def _of_answers(found: pd.DataFrame) -> Iterator[Score]:
 
 def _inside(low: pd.Series, truth: NDArray[np.float64], high: pd.Series) -> NDArray[np.bool_]:
     """An interval without width has what is equal up to rounding."""
-    return (low.to_numpy(float) - NOTHING <= truth) & (truth <= high.to_numpy(float) + NOTHING)
+    return np.asarray((low.to_numpy(float) - NOTHING <= truth) & (truth <= high.to_numpy(float) + NOTHING))
 
 
 def _any(hits: ArrayLike, lines: pd.DataFrame, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """For each question of each task with one of some lines: True if one of these is hit."""
     of = lines[among]
     hit = pd.Series(np.asarray(hits)[among], of.index)
-    return hit.groupby([of["task"], of["question"]]).any().to_numpy(bool)
+    return np.asarray(hit.groupby([of["task"], of["question"]]).any(), bool)
 
 
 def _share(hits: ArrayLike, among: ArrayLike) -> tuple[float, float]:

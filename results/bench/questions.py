@@ -11,6 +11,7 @@ evaluations are one here, as generated lanes have one loss; the first is scored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,7 +19,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fp4dse.results.bench.generated import KNOBS, crossing
 from fp4dse.results.bench.studies import NOISE, Size, Study, drawn
@@ -32,8 +32,6 @@ NEGLIGIBLE = NOISE / 2
 """A log ratio. With the .1 % of the study, no effect of these sizes would be negligible."""
 ONE_PAIR = "one pair"
 """The question whose effects have a pair each."""
-NOTHING = 1e-9
-"""A true effect up to which there is none: sums of the same numbers differ by rounding."""
 
 
 class Asked(NamedTuple):
@@ -47,46 +45,38 @@ class Answered(NamedTuple):
     """What the two tasks of a study say, beside what is true of them."""
 
     effects: pd.DataFrame
-    """Lines of `effects_of` of both tasks, with `later`, True for one of them, and `truth`."""
+    """Lines of `effects_of` of both tasks, with `later` (True of one of them), `truth`, and `shares`, True where all
+    recipes with the technique share noise within a seed."""
     answers: pd.DataFrame
-    """Lines of `answers` of effects that have a pair on the task that screens, with claim, tells, truth and truth_later, NaN
-    where the later task has no pair."""
+    """Lines of `answers` of effects that have a pair on the task that screens, with claim, tells, truth and
+    truth_later, NaN where the later task has no pair."""
 
 
 @cache
 def asked_of(size: Size) -> Asked:
-    """A question for each knob, its levels against the first one at each level of another knob; one about the first
-    knob on top of everything; and ONE_PAIR, a single change to the recipe that has all knobs at their first levels."""
-    knobs = size.larger
-    codes = crossing(knobs)
-    names = np.array([f"{i:016x}" for i in range(len(codes))], object)
+    """A question for each knob, its levels against the first one at each level of the first knob (of this one, on top
+    of everything at once); and ONE_PAIR, a single change to the recipe that has all knobs at their first levels."""
+    knobs, codes = size.larger, crossing(size.larger)
+    names = [f"{i:016x}" for i in range(len(codes))]
     levels = [len(KNOBS[knob][1]) for knob in knobs]
-    step = [int(np.prod(levels[axis + 1 :])) for axis in range(len(levels))]
-    changes = [(axis, level) for axis in range(len(knobs)) for level in range(1, levels[axis])]
-    alone = (codes > 0).sum(axis=1) == 0
-    found: dict[str, dict[str, NDArray[np.bool_]]] = {ONE_PAIR: {}}
-    of: dict[tuple[str, str], tuple[int, int]] = {}
-    for axis, level in changes:
-        name = f"{knobs[axis]} {level}"
-        first = codes[:, axis] == 0
-        found[ONE_PAIR][name] = first & alone
-        of[ONE_PAIR, name] = axis, level
-        if axis == 0:
-            held = {name: first}
-        else:
-            held = {f"{name} ({other})": first & (codes[:, 0] == other) for other in range(levels[0])}
-        found.setdefault(knobs[axis], {}).update(held)
-        of |= dict.fromkeys(((knobs[axis], effect) for effect in held), (axis, level))
-    questions = tuple(
-        Question(name, name, CLAIMS[number % 3], tuple(Effect(effect, (), ()) for effect in effects))
-        for number, (name, effects) in enumerate(found.items())
-    )
-    pairs = {}
-    for (question, effect), (axis, level) in of.items():
-        before = np.flatnonzero(found[question][effect])
-        after = before + level * step[axis]
-        pairs[question, effect] = list(zip(names[before].tolist(), names[after].tolist(), strict=True))
-    return Asked(questions, pairs)
+    plain = (codes == 0).all(axis=1)
+    pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for axis, knob in enumerate(knobs):
+        first, next_level = codes[:, axis] == 0, math.prod(levels[axis + 1 :])
+        for level in range(1, levels[axis]):
+            name = f"{knob} {level}"
+            asked = {(ONE_PAIR, name): plain}
+            if axis:
+                asked |= {(knob, f"{name} ({of})"): first & (codes[:, 0] == of) for of in range(levels[0])}
+            else:
+                asked[knob, name] = first
+            for key, before in asked.items():
+                pairs[key] = [(names[i], names[i + level * next_level]) for i in np.flatnonzero(before)]
+    effects: dict[str, list[Effect]] = {}
+    for question, effect in pairs:
+        effects.setdefault(question, []).append(Effect(effect, (), ()))
+    questions = (Question(name, name, CLAIMS[i % 3], tuple(of)) for i, (name, of) in enumerate(effects.items()))
+    return Asked(tuple(questions), pairs)
 
 
 def answered_questions(studies: Sequence[Study], rows: pd.DataFrame) -> list[Answered | None]:
@@ -99,20 +89,25 @@ def answered_questions(studies: Sequence[Study], rows: pd.DataFrame) -> list[Ans
     new = pd.concat([study.runs(_later_name(i)) for i, study in enumerate(after)], ignore_index=True)
     both = pd.concat([rows, rows_at_best_lr(add_gap(new))], ignore_index=True)
     parts = dict(iter(both.groupby("task")))
-    effects = effects_over(both, asked.pairs, NEGLIGIBLE)
-    told = dict(iter(effects.groupby("task")))
-    found = []
-    for i, of in enumerate(zip(studies, after, strict=True)):
-        tasks = f"{i:06}", _later_name(i)
-        lines = pd.concat([_with_truth(told[task], study, parts[task], asked) for task, study in zip(tasks, of, strict=True)])
-        lines = lines.assign(later=lines["task"].eq(tasks[1]))
-        found.append(Answered(lines, _answers(lines, asked)))
+    told = dict(iter(effects_over(both, asked.pairs, NEGLIGIBLE).groupby("task")))
+    found: list[Answered | None] = []
+    for i, (study, later) in enumerate(zip(studies, after, strict=True)):
+        of = {f"{i:06}": study, _later_name(i): later}
+        lines = [_with_truth(told[task], one, parts[task], asked) for task, one in of.items()]
+        effects = pd.concat([part.assign(later=bool(number)) for number, part in enumerate(lines)])
+        found.append(Answered(effects, _answers(effects, asked)))
     return found
+
+
+def _later_name(number: int) -> str:
+    return f"{number:06} later"
 
 
 def _with_truth(lines: pd.DataFrame, study: Study, rows: pd.DataFrame, asked: Asked) -> pd.DataFrame:
     truth = true_effects(study, rows, asked.pairs)
-    return lines.assign(truth=[truth[key] for key in zip(lines["question"], lines["effect"], strict=True)])
+    noisy = study.size.larger[: study.lanes.techniques.shape[1]]
+    keys = zip(lines["question"], lines["effect"], strict=True)
+    return lines.assign(truth=[truth[key] for key in keys], shares=lines["question"].isin(noisy))
 
 
 def _answers(lines: pd.DataFrame, asked: Asked) -> pd.DataFrame:
@@ -122,10 +117,6 @@ def _answers(lines: pd.DataFrame, asked: Asked) -> pd.DataFrame:
     found["claim"] = found["question"].map({question.id: question.claim for question in asked.questions})
     found = found.merge(lines.loc[~lines["later"], [*key, "truth", "tells"]], on=key)
     return found.merge(lines.loc[lines["later"], [*key, "truth"]], on=key, how="left", suffixes=("", "_later"))
-
-
-def _later_name(number: int) -> str:
-    return f"{number:06} later"
 
 
 def _later(study: Study) -> Study:
@@ -149,4 +140,3 @@ def true_effects(study: Study, rows: pd.DataFrame, pairs: Pairs) -> dict[tuple[s
         if some.any():
             found[key] = float((gap[at[some, 1]] - gap[at[some, 0]]).mean())
     return found
-

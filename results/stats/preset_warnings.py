@@ -25,5 +25,5 @@ def preset_warnings(setting: tuple[Any, ...]) -> tuple[str, ...]:
 def warnings_of_tasks(lines: pd.DataFrame) -> list[dict[str, str]]:
     """task (TASK:PRESET) and warning, each once, of the settings of a frame, in its order. lines: with SETTING."""
     settings = lines[list(SETTING)].drop_duplicates().itertuples(index=False, name=None)
-    told = [(f"{task}:{preset}", says) for task, preset, *rest in settings for says in preset_warnings((task, preset, *rest))]
+    told = [(f"{setting[0]}:{setting[1]}", says) for setting in settings for says in preset_warnings(setting)]
     return [{"task": task, "warning": says} for task, says in dict.fromkeys(told)]

@@ -46,7 +46,7 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
     """Means and errors of gaps [recipes, seeds], NaN where there is none; every recipe has one at least."""
     lanes = _lanes(gaps)
     n, many, variance, shared = lanes.seeds, lanes.seeds > 1, lanes.variance, lanes.shared
-    drawn = variances(np.where(many, variance, 0.0), n - 1.0, lanes.usual)
+    drawn = variances(np.where(many, variance, 0.0), n - 1, lanes.usual)
     variance, freedom = _pooled(lanes)
     common = 0.0
     if len(shared) > 1 and many.sum() > 1:
@@ -71,7 +71,7 @@ class _Lanes(NamedTuple):
     """seeds, mean, variance of a lane without the part that is shared (NaN of fewer than two seeds), and what variance
     is usual, up to a factor: of each recipe. shared: of each seed."""
 
-    seeds: NDArray[np.int64]
+    seeds: NDArray[np.float64]
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
     usual: NDArray[np.float64]
@@ -79,7 +79,7 @@ class _Lanes(NamedTuple):
 
 
 def _lanes(gaps: NDArray[np.float64]) -> _Lanes:
-    n = np.isfinite(gaps).sum(axis=1)
+    n = np.isfinite(gaps).sum(axis=1).astype(np.float64)
     mean = np.nansum(gaps, axis=1) / n
     deviation = gaps - mean[:, None]
     many = n > 1
@@ -150,18 +150,19 @@ def pooled_beside_lanes(
     variance: NDArray[np.float64],
     alone: NDArray[np.float64],
     freedom: NDArray[np.float64],
-    alone_freedom: NDArray[np.float64] | float = np.inf,
+    alone_freedom: NDArray[np.float64] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Variances over seeds of several means and their degrees of freedom, pooled as far as they are alike when each is
     held against `alone`, what independent lanes would give it. [n] each, NaN or 0 where nothing is known.
 
-    alone_freedom: of `alone`. A variance that is pooled is a product of two estimates, whose relative variances, 2 over
-    the degrees of freedom, add up."""
+    alone_freedom: of `alone`, None where it is known. A variance that is pooled is a product of the two, whose relative
+    variances, 2 over the degrees of freedom, add up."""
     usable = (alone > 0) & (freedom > 0) & np.isfinite(variance)
     if usable.sum() < 2:
         return variance, freedom
     variance, freedom = variance.copy(), freedom.copy()
-    ratio, pooled = shrunken(variance[usable] / alone[usable], freedom[usable])
+    ratio, freedom[usable] = shrunken(variance[usable] / alone[usable], freedom[usable])
     variance[usable] = ratio * alone[usable]
-    freedom[usable] = 1 / (1 / pooled + 1 / np.broadcast_to(alone_freedom, usable.shape)[usable])
+    if alone_freedom is not None:
+        freedom[usable] = 1 / (1 / freedom[usable] + 1 / alone_freedom[usable])
     return variance, freedom

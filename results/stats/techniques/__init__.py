@@ -5,5 +5,5 @@ marginal         the effect of one factor from pairs of recipes that differ in n
 lasso            stability selection, for comparison with arXiv 2509.17791
 divergence       the share of recipes that diverged, by level
 recovered        the share that fine-tuning gives back of what rounding to nearest loses
-questions        questions that were written down before the training; answers: from pairs of recipes
+questions        questions of a file, to be written before the training; answers: from pairs of recipes
 """

@@ -1,12 +1,16 @@
-"""Answers to questions that were written down before the training (questions.py), from pairs of recipes.
+"""Answers to written questions (questions.py), from pairs of recipes. Whether a question is older than the rows that
+answer it, the history of its file says.
 
-An effect is the mean difference of log loss over all pairs of recipes that differ in it alone, on the same seeds, each
-loss less what the recipe's training side does to BF16 (`gap_matched`). Its variance is that over seeds, pooled over all
-effects of a setting as far as these are alike beside independent lanes. The interval is 95 % for all effects of a
-question at once (Bonferroni); `own_low` and `own_high` are for one alone. The task that screens chooses among all
+An effect is the mean difference of log loss over all pairs of recipes that differ in it alone, each pair once, on the
+same seeds, each loss less what the recipe's training side does to BF16 (`gap_matched`). It is of these pairs: other
+recipes may have another. Its variance is that over seeds, held against what independent lanes of its own recipes would
+give it, and pooled over all effects of a setting as far as they are alike in this. The interval is 95 % for all effects
+of a question at once (Bonferroni); `own_low` and `own_high` are for one alone. The task that screens chooses among all
 effects, and is read by the first; a later task is asked of effects that were told, and is read by the second
-(`repeats`). Where variances are pooled, intervals are 95 % on average over the effects of a setting: one whose lanes
-differ far more from seed to seed than those of the others is in its interval less often.
+(`repeats`).
+
+By `fp4dse bench statistics` intervals are 95 % on average over the effects of a setting. Of three seeds, those of a
+technique whose recipes share noise within a seed, as others' do not, are in their intervals less often.
 
 It `helps` or `harms` where the interval lies on one side of zero, is `negligible` where it lies within the margin of
 the file, and `open` otherwise. Then
@@ -167,9 +171,9 @@ def answers(effects: pd.DataFrame, questions: Questions) -> pd.DataFrame:
     for question in questions.questions:
         for effect in question.effects:
             for evaluation in EVALUATIONS:
-                of = question.id, effect.name, evaluation
-                later = next((name for name in questions.later if (*of, name) in repeated), "")
-                screen, after = told.get((*of, questions.screen), set()), repeated.get((*of, later), set())
+                key = question.id, effect.name, evaluation
+                later = next((name for name in questions.later if (*key, name) in repeated), "")
+                screen, after = told.get((*key, questions.screen), set()), repeated.get((*key, later), set())
                 answer, why = _answer(question, screen, after, later, questions)
                 names = {"question": question.id, "effect": effect.name, "evaluation": evaluation}
                 lines.append({**names, "answer": answer, "why": why})

@@ -1,4 +1,4 @@
-"""Questions about techniques, written down before the training: which pairs of recipes answer each, and by which rule.
+"""Questions about techniques, to be written before the training: which pairs of recipes answer each, by which rule.
 
 screen = "language:0.4M"                         the task that decides
 later = ["language:10M", "language:3M"]          tasks of which one must agree
