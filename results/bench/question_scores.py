@@ -49,9 +49,10 @@ def _of_answers(found: pd.DataFrame) -> Iterator[Score]:
     claimed = found["claim"].map(SIDES).fillna(pd.Series(sides[:, 0])).to_numpy(float)
     true = (sides == claimed[:, None]) & (np.abs(truths) > NEGLIGIBLE)
     confirmed, refuted = (found["answer"].eq(word).to_numpy() for word in ("confirmed", "refuted"))
-    yield "`confirmed`: wrong", *_share((sides != told[:, None]).any(axis=1), confirmed)
+    wrong = (sides != told[:, None]).any(axis=1)
+    yield "`confirmed`: wrong", *_share(wrong, confirmed)
     yield "`refuted`: wrong", *_share(true[:, 0], refuted)
-    yield "claims that are true of both tasks: confirmed", *_share(confirmed, true.all(axis=1))
+    yield "claims that are true of both tasks: confirmed", *_share(confirmed & ~wrong, true.all(axis=1))
     yield "answers: confirmed or refuted", *_share(confirmed | refuted, True)
 
 
