@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fp4dse.dse import agreement, resolution
 from fp4dse.results import compare, neighbours, open_store
 from fp4dse.results.text.frames import records
 from tests.commands.running import assert_one_line
@@ -119,3 +120,21 @@ def test_compare_of_one_recipe_lists_what_single_changes_do(run, finished):
     assert {(line["factor"], line["level"]) for line in lines} >= {("wgrad.rotation", "rht16")}
     assert "wgrad.rotation" in run("compare", "nvfp4").out
     assert_one_line(run("compare", "ue5m3-sr"), 2, "recipe: found")
+
+
+def test_answers_warn_of_presets_that_do_not_resolve_or_order_recipes_otherwise(run, finished, monkeypatch):
+    """In the words of verdicts, with the task's name, since answers are of several."""
+    task, digest = ("regression", "quickstart"), open_store("runs/few/store").runs()["dataset_digest"].iloc[0]
+    noisy = resolution.Resolved(":".join(task), digest, 1, ratio=4.1, tells_apart=True, least=0.0057)
+    monkeypatch.setattr(resolution, "resolved", lambda: [noisy])
+    Path("mine.toml").write_text(
+        'screen = "regression:quickstart"\n[[question]]\nid = "Q1"\nasks = "E4M3?"\nclaim = "helps"\n'
+        "[[question.effect]]\n"
+        'name = "NVFP4 for MXFP4"\nfrom = { "recipe" = "mxfp4" }\nto = { "recipe" = "nvfp4" }\n'
+    )
+    says = [resolution.warning(*task, digest, 1, [noisy]), agreement.warning(*task, digest)]
+    assert "mostly finds differences in loss of 0.57 %" in says[0]
+    found = json.loads(run("answer", "mine.toml", "--json").out)
+    assert found["warnings"] == [{"task": "regression:quickstart", "warning": text} for text in says]
+    printed = " ".join(run("answer", "mine.toml").out.split())
+    assert all(f"Beware: regression:quickstart: {text}." in printed for text in says)

@@ -62,7 +62,8 @@ def recipes():
 
 
 def trained(recipes, preset="small", effect=None, noise=0.0, shared=0.0, seeds=3, rng=None):
-    """Rows of all recipes and BF16, whose log loss is the sum of the `effect` (path, value -> size) that it has."""
+    """Rows of all recipes and BF16, whose log loss is the sum of the `effect` (path, value -> size) that it has. noise:
+    of a lane, or a function of its recipe that says it."""
     rng = rng or np.random.default_rng(0)
     rows = []
     bf16 = Recipe.named("bf16")
@@ -71,7 +72,7 @@ def trained(recipes, preset="small", effect=None, noise=0.0, shared=0.0, seeds=3
         for recipe in (bf16, *recipes.values()):
             plain = recipe_to_dict(recipe)
             size = sum(of_seed[key] + value for key, value in (effect or {}).items() if key(plain))
-            loss = float(np.exp(size + rng.normal(0, noise)))
+            loss = float(np.exp(size + rng.normal(0, noise(plain) if callable(noise) else noise)))
             rows.append(
                 dict.fromkeys(SETTING, "x")
                 | {
@@ -142,6 +143,33 @@ def test_the_intervals_of_a_question_hold_together(questions, recipes):
     assert len(inside) == 40
     assert inside.mean() >= 0.85  # 0.95 less three standard errors of 40 studies
     assert mine["high"].sub(mine["low"]).median() < 0.1
+
+
+def test_an_effect_is_held_against_the_noise_of_its_own_lanes(questions, recipes):
+    """Of which some have fifteen times that of others: their effect is in its interval, and that of the others has a
+    narrow one."""
+    rng, noises = np.random.default_rng(5), {True: 0.03, False: 0.002}
+    runs = [
+        trained(recipes, str(i), noise=lambda plain: noises["ue5m3" in json.dumps(plain)], rng=rng) for i in range(40)
+    ]
+    found = effects_of(pd.concat(runs, ignore_index=True), questions).query("evaluation == 'quantized'")
+    found = found.assign(
+        width=found["own_high"] - found["own_low"], covers=found["own_low"].lt(0) & found["own_high"].gt(0)
+    )
+    by = found.groupby("effect")[["width", "covers"]].agg({"width": "median", "covers": "mean"})
+    assert by["covers"].min() >= 0.85  # 0.95 less three standard errors of 40 studies
+    assert by["width"]["wgrad (ue5m3)"] > 8 * by["width"]["wgrad (e4m3)"]
+
+
+def test_a_pair_of_more_seeds_weighs_as_much_as_any_other(questions, recipes):
+    runs = trained(recipes, effect={rotated("wgrad"): 0.01, stochastic: 0.05}, seeds=6)
+    plain = runs["recipe"].map(json.loads)
+    both = plain.map(lambda recipe: rotated("wgrad")(recipe) and stochastic(recipe))
+    runs.loc[both, ["val_loss", "val_loss_bf16"]] *= np.exp(0.04)  # half of the pairs have an effect of 0.09
+    few = ~plain.map(rotated("wgrad")) & ~runs["is_baseline"] & runs["seed"].ge(3)
+    mine = line(effects_of(runs[~few], questions), "of gradients")
+    assert mine[["pairs", "seeds"]].tolist() == [8, 6]
+    assert mine["difference"] == pytest.approx(0.07)
 
 
 def test_what_diverged_is_counted_and_not_averaged(questions, recipes):
