@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What the two tasks of a study say, beside what is true of them."""
+    """Effects and answers of the two tasks of a study, beside what is true of them."""
 
     effects: pd.DataFrame
     """Lines of `effects_of` of both tasks, with `later` (True of one of them), `truth`, and `shares`, True where all

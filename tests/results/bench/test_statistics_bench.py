@@ -107,6 +107,8 @@ def test_the_bench_has_a_line_for_each_target(worlds, monkeypatch):
     lines = {line["what"]: line for line in bench(["48"], len(worlds))}
     assert lines["interval of a recipe's gap covers"]["value"] > 0.9
     assert lines["null studies with an effect told"]["target"] == "≤ 0.05"
+    assert lines["interval of a question's effect covers"]["value"] > 0.85
+    assert lines["questions with a null effect told"]["target"] == "≤ 0.05"
 
 
 @pytest.fixture(scope="module")
