@@ -56,14 +56,18 @@ def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
     unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high), repeats (helps, harms
     or open, by own_low and own_high).
     """
+    return effects_over(rows_at_best_lr(runs), pairs_of(runs, questions), questions.negligible)
+
+
+def pairs_of(runs: pd.DataFrame, questions: Questions) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """The pairs of each effect among the recipes of some runs, as `effects_over` takes them."""
     first = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
     recipes = {name: recipe_from_dict(json.loads(text)).canonical() for name, text in first.items()}
-    pairs = {
+    return {
         (question.id, effect.name): effect.pairs(recipes)
         for question in questions.questions
         for effect in question.effects
     }
-    return effects_over(rows_at_best_lr(runs), pairs, questions.negligible)
 
 
 def effects_over(rows: pd.DataFrame, pairs: Pairs, negligible: float) -> pd.DataFrame:
