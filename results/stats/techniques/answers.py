@@ -9,8 +9,8 @@ of a question at once (Bonferroni); `own_low` and `own_high` are for one alone. 
 effects, and is read by the first; a later task is asked of effects that were told, and is read by the second
 (`repeats`).
 
-By `fp4dse bench statistics` intervals are 95 % on average over the effects of a setting. Of three seeds, those of a
-technique whose recipes share noise within a seed, as others' do not, are in their intervals less often.
+By `fp4dse bench statistics` intervals are 95 % on average over the effects of a setting (docs/results.md). Where the
+recipes with a technique share noise within a seed, which few seeds cannot tell, those of this technique cover less.
 
 It `helps` or `harms` where the interval lies on one side of zero, is `negligible` where it lies within the margin of
 the file, and `open` otherwise. Then
