@@ -58,8 +58,9 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
 
 
 def lane_variances(y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Variance of a lane of each recipe and its degrees of freedom, pooled as those of `spread_over_seeds`; NaN of
-    recipes without a seed, and of all where no recipe has two. y: [recipes, seeds], NaN where there is none."""
+    """Variance of a lane of each recipe and its degrees of freedom, pooled as those of `spread_over_seeds`; both
+    are NaN of a recipe without a seed, and all variances where no recipe has two. y: [recipes, seeds], NaN where there
+    is none."""
     variance, freedom = np.full((2, len(y)), np.nan)
     some = np.isfinite(y).any(axis=1)
     if some.any():

@@ -113,7 +113,7 @@ def figures():
 
 
 def test_intervals_of_questions_cover_and_answers_are_seldom_wrong(figures):
-    """By three errors of the simulation, where nothing is said of noise that techniques share."""
+    """Over all worlds, by three errors of the simulation."""
     for what in ("interval of a question's effect covers", "all intervals of a question cover"):
         line = figures[what]
         assert line["error"] < 0.02
