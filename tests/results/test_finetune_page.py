@@ -1,13 +1,16 @@
 """What the page of fine-tuning says is recovered is what the store beside it has."""
 
 import re
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fp4dse.dse import recipe_to_dict
 from fp4dse.results import open_store
-from fp4dse.results.stats.estimates.intervals import mean_interval
+from fp4dse.results.stats.estimates.intervals import adjusted, mean_interval, p_value, paired_interval
 from fp4dse.sweeps.arguments import find_space
 from tests.results.asked_once import asked_once, views_made_once
 
@@ -28,6 +31,9 @@ METHODS = [
 ]
 METHODS += [(PACT, ""), (PACT, QAD), (PACT, ALONE), (PACT, QAD + ALONE)]
 """The rows of the table, what a label has before and behind the backward pass."""
+ROUNDED = [column for column in COLUMNS if "tensor" not in column]
+"""What weights were fitted to, in the order of their table."""
+ROTATED, TRAINED = ", fprop hadamard32", ", backward x+w from forward"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,16 @@ def page():
 def store():
     with views_made_once():
         yield asked_once(open_store(DOCS / "study" / "finetune-store"))
+
+
+@pytest.fixture(scope="module")
+def fitted_store(store):
+    return asked_once(open_store(DOCS / "study" / "fitted-store"))
+
+
+@pytest.fixture(scope="module")
+def coreset_store(store):
+    return asked_once(open_store(DOCS / "study" / "coreset-store"))
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +155,12 @@ def test_what_a_trained_clip_adds_is_what_the_page_says(page, store):
     assert (alone[0] == alone[1]).all(), "nothing but its decay moves the clip"
 
 
-def test_every_query_of_the_page_answers(page, store, queries):
-    for query in [*queries, *re.findall(r'fp4dse query --store docs/study/finetune-store "(.*)"', page)]:
-        assert len(store.sql(query)), query
+def test_every_query_of_the_page_answers(page, store, fitted_store, coreset_store, queries):
+    for name, asked in {"finetune": store, "fitted": fitted_store, "coreset": coreset_store}.items():
+        own = re.findall(rf'fp4dse query --store docs/study/{name}-store "(.*)"', page)
+        assert own
+        for query in [*queries, *own] if asked is store else own:
+            assert len(asked.sql(query)), query
 
 
 def test_lanes_of_a_seed_began_alike(store):
@@ -161,3 +180,171 @@ def test_the_command_of_coresets_has_what_they_are_measured_from(page):
     assert {recipe_to_dict(recipe).get("training", {}).get("coreset") is None for recipe in trained} == {True, False}
     assert len(trained) == 3
     assert all(recipe.fprop in untrained for recipe in trained)
+
+
+def percent(page, after, until):
+    """The numbers of a sentence of the page: shares in %, losses in nats."""
+    said = " ".join(page.partition(after)[2].partition(until)[0].split())
+    return [float(number.replace(",", "")) for number in re.findall(r"(?<![\w.,])[+-]?[\d,]*\.?\d+(?![\w-])", said)]
+
+
+def rounded_share(line):
+    return [round(100 * x) for x in line]
+
+
+def cells_of(page, head):
+    rows = page.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[[float(x) for x in re.findall(r"-?\d*\.?\d+", cell)] for cell in row.split("|")[2:-1]] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def fits():
+    return pd.read_json(DOCS / "study" / "fits.jsonl", lines=True, precise_float=True)
+
+
+@pytest.fixture(scope="module")
+def losses(fits):
+    """(what is rounded, method) -> losses of the five seeds, in their order; `rotated` is nearest under the rotation."""
+    found = {}
+    for (recipe, method), own in fits.groupby(["recipe", "method"]):
+        own, rounded = own.sort_values("seed"), recipe.removesuffix(ROTATED)
+        assert own["seed"].tolist() == [0, 1, 2, 3, 4]
+        found[rounded, method] = own["loss_fitted"].to_numpy()
+        found[rounded, "nearest" if rounded == recipe else "rotated"] = own["loss_nearest"].to_numpy()
+        found[rounded, "bf16"] = own["loss_bf16"].to_numpy()
+    return found
+
+
+FITTED = ("gptq", "llm-fp4", "block-ap", "mr-gptq")
+
+
+def test_what_fitting_gives_back_is_what_the_page_computes(page, losses, monkeypatch):
+    [code] = re.findall(r"```python\n(import pandas.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(DOCS.parent)
+    names = {}
+    exec(compile(code, "finetune.md", "exec"), names)
+    [lost, *rows] = cells_of(page, "| | weights, NVFP4 | weights, MXFP4 | both, NVFP4 |")
+    assert lost == [[round((losses[of, "nearest"] - losses[of, "bf16"]).mean(), 4)] for of in ROUNDED]
+    lines = [*((method, "", "") for method in FITTED[:3]), ("nearest", ROTATED, "")]
+    lines += [("mr-gptq", ROTATED, ""), ("mr-gptq", ROTATED, ROTATED)]
+    for cells, (method, rotated, measured) in zip(rows, lines, strict=True):
+        for cell, of in zip(cells, ROUNDED, strict=True):
+            assert cell == rounded_share(names["shares"][of + rotated, method, of + measured]), (method, of)
+    best = [max(rows[i][column][0] for i in (0, 1, 2, 4)) for column in range(4)]
+    assert best == [46, 54, 13, 30]
+    assert "13 % with NVFP4 (GPTQ) and 30 % with MXFP4 (MR-GPTQ)" in " ".join(page.split())
+    assert "13 % with NVFP4 in both operands and 30 % with MXFP4" in (DOCS / "weights.md").read_text(encoding="utf-8")
+
+
+def test_which_methods_are_told_apart_is_what_the_page_says(losses):
+    def told(pairs):
+        p = adjusted(p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in pairs])))
+        return {pair for pair, own in zip(pairs, p, strict=True) if own < 0.05}
+
+    against = [(of, method, "nearest") for of in ROUNDED for method in FITTED]
+    raw = p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in against]))
+    apart = told(against)
+    assert (len(against), len(apart), (raw < 0.05).sum()) == (16, 7, 7)
+    assert "llm-fp4" not in {method for _, method, _ in apart}
+    pairs = [(of, a, b) for of in ROUNDED for a, b in combinations(FITTED, 2)]
+    better = {(of, a, b) if losses[of, a].mean() < losses[of, b].mean() else (of, b, a) for of, a, b in told(pairs)}
+    weights, weights_mx, both, both_mx = ROUNDED
+    ahead = [(weights, "gptq"), (weights, "llm-fp4"), (weights_mx, "llm-fp4"), (weights_mx, "block-ap")]
+    ahead += [(both_mx, method) for method in FITTED[:3]]
+    said = {(of, "mr-gptq", method) for of, method in ahead}
+    assert (len(pairs), better) == (24, {*said, (both, "gptq", "mr-gptq"), (weights_mx, "block-ap", "llm-fp4")})
+    rotation = p_value(np.array([losses[of, "rotated"] - losses[of, "nearest"] for of in ROUNDED]))
+    assert (rotation < 0.05).tolist() == [True, False, True, False]
+
+
+def test_training_gives_back_more_than_fitting_where_the_page_says(page, losses, store, recovered):
+    rows = store.sql("SELECT recipe_label, lr, seed, val_loss, val_loss_bf16 FROM runs ORDER BY seed")
+    for of in ROUNDED:
+        label = of + TRAINED
+        own = rows[(rows["recipe_label"] == label) & (rows["lr"] == recovered.loc[label, "lr"])]
+        untrained = rows[rows["recipe_label"].eq(f"{of}, untrained") & rows["lr"].eq(1e-4)]
+        assert (untrained["val_loss"].to_numpy() == losses[of, "nearest"]).all(), "bases are the same"
+        assert (untrained["val_loss_bf16"].to_numpy() == losses[of, "bf16"]).all()
+        for method in FITTED:
+            over = paired_interval((losses[of, method] - own["val_loss"].to_numpy())[None]).iloc[0]
+            assert over["mean"] > 0
+            if (of, method) == (ROUNDED[3], "mr-gptq"):
+                said = numbers(page.partition("MR-GPTQ with MXFP4 in both operands (")[2].partition(")")[0])
+                assert said == [round(over[name], 4) for name in ("mean", "low", "high")]
+            else:
+                assert over["low"] > 0
+
+
+def test_training_from_fitted_weights_gives_back_what_the_page_says(page, store, fitted_store, recovered, losses, fits):
+    both = ROUNDED[2]
+    scales = f"{both}, fprop.w scales{TRAINED}"
+    labels = [f"{both}, untrained", both + TRAINED, both + TRAINED + QAD, scales + ALONE, scales + QAD + ALONE, "bf16"]
+    base = store.sql("SELECT recipe_label, lr, val_loss FROM runs WHERE seed = 0")
+    base = base.set_index(["recipe_label", "lr"])["val_loss"].to_dict()
+    lanes = fitted_store.sql("SELECT start_method, recipe_label, lr, seed, val_loss, val_loss_bf16 FROM runs")
+    nearest, lost = losses[both, "nearest"][0], (losses[both, "nearest"] - losses[both, "bf16"])[0]
+    assert f"the {lost:.4f}".replace("0.", ".") in page
+    told = {}
+    rows = cells_of(page, "| | from the base | from GPTQ's |")
+    for label, [from_base, *cells] in zip(labels, rows, strict=True):
+        of_base = base[label, recovered["lr"].get(label, 1e-4)]
+        assert from_base == [round(100 * (nearest - of_base) / lost)], label
+        for method, cell in zip(FITTED, cells, strict=False):
+            own = lanes[lanes["start_method"].eq(method) & lanes["recipe_label"].eq(label)]
+            own = own[own["lr"] == own.groupby("lr")["val_loss"].mean().idxmin()]["val_loss"].to_numpy()
+            assert len(own) == 5
+            if label == labels[0]:
+                assert (own == losses[both, method][0]).all(), "the fits that the store began with"
+                assert cell == [round(100 * (nearest - own[0]) / lost)]
+                continue
+            over = mean_interval(((nearest - own) / lost)[None]).iloc[0]
+            assert cell == rounded_share(over[["mean", "low", "high"]]), (label, method)
+            beyond = (own.mean() - of_base) / (2.776 * own.std(ddof=1) * np.sqrt(1.2))
+            told[label, method] = np.sign(beyond) if abs(beyond) > 1 else 0
+    assert [told[labels[1], method] for method in FITTED[:3]] == [1, 0, 0]  # 1: more loss than from the base
+    for label in (labels[2], labels[5]):
+        assert [told[label, method] for method in FITTED[:3]] == [1, 1, 1]
+    assert [told[labels[3], method] for method in FITTED[:3]] == [-1, 0, -1]
+    untrained = lanes[lanes["recipe_label"] == labels[0]].set_index("start_method")
+    in_bf16 = untrained["val_loss_bf16"]
+    ends = [round(x, 4) for x in (in_bf16.min(), in_bf16.max(), losses[both, "bf16"][0])]
+    assert percent(page, "It is these weights in BF16, and they", ". BF16") == ends
+    shares = fitted_store.sql("FROM recovered").set_index(["start", "label"])
+    [block_ap] = {start for start, _ in shares.index if start.startswith("block-ap")}
+    said = percent(page, "Of what Block-AP leaves, scales give", ". Scales with")
+    lines = [shares.loc[(block_ap, label)] for label in labels[3:5]]
+    assert said == [x for line in lines for x in rounded_share(line[["of_base", "of_base_low", "of_base_high"]])]
+    said = percent(page, "Block-AP and then scales alone, gives", ". Of what")
+    assert said == [rows[3][3][0], rows[4][3][0], rows[0][3][0]]
+    alone = lanes[lanes["recipe_label"].eq(f"{ROUNDED[0]}, untrained") & lanes["start_method"].eq("block-ap")]["val_loss"]
+    means = [round(x, 4) for x in (alone.mean(), losses[ROUNDED[0], "block-ap"][0])]
+    assert percent(page, "Block-AP's depend on that:", " when fitted") == means
+    [gptq] = {start for start, _ in shares.index if start.startswith("gptq")}
+    line = shares.loc[(gptq, ROUNDED[0] + TRAINED)]
+    said = percent(page, "GPTQ's above, with weights alone rounded, have\na `lost`", "%.")
+    assert said == [round(line["lost"], 5), round(100 * line["of_base"])]
+
+
+def test_coresets_lose_what_the_page_says(page, coreset_store):
+    shares = coreset_store.sql("FROM recovered").set_index("label")
+    labels = [f"{ROUNDED[2]}{chosen}" for chosen in ("", ", coreset random", ", coreset acs")]
+    found = [rounded_share(shares.loc[label, ["of_base", "of_base_low", "of_base_high"]]) for label in labels]
+    assert percent(page, "`of_base` is", "; against BF16") == [x for line in found for x in line]
+    lanes = coreset_store.sql("SELECT recipe_label, lr, seed, gap, val_loss, val_loss_bf16 FROM runs ORDER BY seed")
+    losses = lanes.pivot_table(index=["recipe_label", "seed"], columns="lr", values="val_loss").loc[labels]
+    assert (losses[1e-4] < losses[4e-4]).all(), "the lower rate is the better one on each seed"
+    better = lanes[lanes["lr"] == 1e-4].set_index("recipe_label")
+    gaps = 100 * np.array([better.loc[label, "gap"] for label in labels])
+    over = mean_interval(gaps)[["mean", "low", "high"]].round(2)
+    untrained = round(100 * better.loc[f"{ROUNDED[2]}, untrained", "gap"].mean(), 2)
+    assert percent(page, "; against BF16", ". The random tenth") == [*over.to_numpy().ravel().tolist(), untrained]
+    verdict = [better.loc[label, "val_loss"].to_numpy() for label in labels[1:]]
+    apart = paired_interval(100 * (1 - verdict[0] / verdict[1])[None]).iloc[0]
+    said = percent(page, "The random tenth is ahead of ACS's", "It is mostly")
+    assert said == [round(apart[name], 2) for name in ("mean", "low", "high")]
+    means = better.groupby("recipe_label")[["val_loss", "val_loss_bf16"]].mean()
+    base = means.loc[f"{ROUNDED[2]}, untrained", "val_loss_bf16"]
+    by = [(means["val_loss"] - means["val_loss_bf16"])[label] for label in (*labels[1:], labels[0])]
+    assert percent(page, "and not their rounding: without", "after all texts") == [
+        round(x, 4) for x in (*(means["val_loss_bf16"][label] for label in labels[1:]), base, *by)
+    ]
