@@ -184,7 +184,7 @@ def test_the_command_of_coresets_has_what_they_are_measured_from(page):
 
 def percent(page, after, until):
     """The numbers of a sentence of the page: shares in %, losses in nats."""
-    said = " ".join(page.partition(after)[2].partition(until)[0].split())
+    said = " ".join(page.split()).partition(after)[2].partition(until)[0]
     return [float(number.replace(",", "")) for number in re.findall(r"(?<![\w.,])[+-]?[\d,]*\.?\d+(?![\w-])", said)]
 
 
@@ -204,7 +204,7 @@ def fits():
 
 @pytest.fixture(scope="module")
 def losses(fits):
-    """(what is rounded, method) -> losses of the five seeds, in their order; `rotated` is nearest under the rotation."""
+    """(what is rounded, method) -> losses of the seeds, in their order; `rotated` is nearest under the rotation."""
     found = {}
     for (recipe, method), own in fits.groupby(["recipe", "method"]):
         own, rounded = own.sort_values("seed"), recipe.removesuffix(ROTATED)
@@ -275,7 +275,7 @@ def test_training_gives_back_more_than_fitting_where_the_page_says(page, losses,
                 assert over["low"] > 0
 
 
-def test_training_from_fitted_weights_gives_back_what_the_page_says(page, store, fitted_store, recovered, losses, fits):
+def test_training_from_fitted_weights_gives_back_what_the_page_says(page, store, fitted_store, recovered, losses):
     both = ROUNDED[2]
     scales = f"{both}, fprop.w scales{TRAINED}"
     labels = [f"{both}, untrained", both + TRAINED, both + TRAINED + QAD, scales + ALONE, scales + QAD + ALONE, "bf16"]
@@ -316,12 +316,12 @@ def test_training_from_fitted_weights_gives_back_what_the_page_says(page, store,
     assert said == [x for line in lines for x in rounded_share(line[["of_base", "of_base_low", "of_base_high"]])]
     said = percent(page, "Block-AP and then scales alone, gives", ". Of what")
     assert said == [rows[3][3][0], rows[4][3][0], rows[0][3][0]]
-    alone = lanes[lanes["recipe_label"].eq(f"{ROUNDED[0]}, untrained") & lanes["start_method"].eq("block-ap")]["val_loss"]
-    means = [round(x, 4) for x in (alone.mean(), losses[ROUNDED[0], "block-ap"][0])]
+    alone = lanes[lanes["recipe_label"].eq(f"{ROUNDED[0]}, untrained") & lanes["start_method"].eq("block-ap")]
+    means = [round(x, 4) for x in (alone["val_loss"].mean(), losses[ROUNDED[0], "block-ap"][0])]
     assert percent(page, "Block-AP's depend on that:", " when fitted") == means
     [gptq] = {start for start, _ in shares.index if start.startswith("gptq")}
     line = shares.loc[(gptq, ROUNDED[0] + TRAINED)]
-    said = percent(page, "GPTQ's above, with weights alone rounded, have\na `lost`", "%.")
+    said = percent(page, "GPTQ's above, with weights alone rounded, have a `lost`", "%.")
     assert said == [round(line["lost"], 5), round(100 * line["of_base"])]
 
 
