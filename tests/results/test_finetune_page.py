@@ -236,7 +236,7 @@ def test_what_fitting_gives_back_is_what_the_page_computes(page, losses, monkeyp
     assert "13 % with NVFP4 in both operands and 30 % with MXFP4" in (DOCS / "weights.md").read_text(encoding="utf-8")
 
 
-def test_which_methods_are_told_apart_is_what_the_page_says(losses):
+def test_which_methods_are_told_apart_is_what_the_page_says(page, losses):
     def told(pairs):
         p = adjusted(p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in pairs])))
         return {pair for pair, own in zip(pairs, p, strict=True) if own < 0.05}
@@ -245,6 +245,7 @@ def test_which_methods_are_told_apart_is_what_the_page_says(losses):
     raw = p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in against]))
     apart = told(against)
     assert (len(against), len(apart), (raw < 0.05).sum()) == (16, 7, 7)
+    assert percent(page, "Told apart from nearest are the seven of", "comparisons;") == [16, 0.05, 16]
     assert "llm-fp4" not in {method for _, method, _ in apart}
     pairs = [(of, a, b) for of in ROUNDED for a, b in combinations(FITTED, 2)]
     better = {(of, a, b) if losses[of, a].mean() < losses[of, b].mean() else (of, b, a) for of, a, b in told(pairs)}
@@ -255,6 +256,11 @@ def test_which_methods_are_told_apart_is_what_the_page_says(losses):
     assert (len(pairs), better) == (24, {*said, (both, "gptq", "mr-gptq"), (weights_mx, "block-ap", "llm-fp4")})
     rotation = p_value(np.array([losses[of, "rotated"] - losses[of, "nearest"] for of in ROUNDED]))
     assert (rotation < 0.05).tolist() == [True, False, True, False]
+    more = [losses[of, "rotated"].mean() - losses[of, "nearest"].mean() for of in (weights, both)]
+    lost = [losses[of, "nearest"].mean() - losses[of, "bf16"].mean() for of in (weights, both)]
+    said = percent(page, "The rotation by itself costs NVFP4", "where MR-GPTQ")
+    assert said == [round(100 * x / of) for x, of in zip(more, lost, strict=True)]
+    assert percent(page, "Told apart from each other", "MR-GPTQ is better") == [24]
 
 
 def test_training_gives_back_more_than_fitting_where_the_page_says(page, losses, store, recovered):
