@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp
 from fp4dse.dse import Recipe, Space
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.results import compare, margins, open_store, summarize
+from fp4dse.results.stats.estimates.rankings import spearman_interval
 from fp4dse.results.stats.recipes.margins import BY_LAW
 from fp4dse.results.stats.recipes.recommendation import verdicts
 from fp4dse.results.stats.techniques.questions import load_questions
@@ -222,6 +223,11 @@ def test_what_10m_does_not_repeat_is_a_pair_that_differs_by_nothing(before, afte
     assert "which language:10M does not repeat" in answer[-1]
 
 
+def short(correlation):
+    """As the page writes it: `.93`, `1.00`, `−.05`."""
+    return f"{correlation:.2f}".replace("0.", ".").replace("-", "−")
+
+
 def test_the_order_of_recipes_that_lie_close_at_10m_is_what_the_findings_say():
     """Recipes that quantize both passes: the six worst, and the order of the others."""
     rows = open_store(STUDY / "store").runs()
@@ -236,16 +242,21 @@ def test_the_order_of_recipes_that_lie_close_at_10m_is_what_the_findings_say():
     scales = {name: type(recipes[name].fprop.w.scale).__name__ for name in both}
     assert worst == {Recipe.named("nvfp4").config_id} | {name for name, scale in scales.items() if scale == "E8M0"}
     page = (STUDY / "findings.md").read_text().replace("\n", " ")
+    said = {}
     for left, others, within in ((3, "nineteen", "0.15"), (6, "sixteen", "0.09")):
         near = gaps.iloc[:-left]
         assert f"{100 * (near['10M'].max() - near['10M'].min()):.2f}" == within
         assert re.search(rf"{others}\W? others[^.]{{0,20}}, within {within} %", page)
-        rank = near.corr("spearman")["10M"].map("{:.2f}".format).str.lstrip("0")
-        if left == 3:
-            of_small, of_large = rank["0.4M"], rank["1M"]
-    assert f"with 10M is {of_small} (p = .03), and without all six, {rank['0.4M']} (p = .58)." in page
-    assert f"**1M has most of it, {of_large}** (p < .0001), and {rank['1M']} (p < .0001)." in page
-    assert f"Spearman's correlation with 10M {rank['1M']}; of 0.4M's {rank['0.4M']}" in page
+        rank = near.corr("spearman")["10M"]
+        limits = {size: spearman_interval(near[size], near["10M"]) for size in ("0.4M", "1M")}
+        said |= {(size, left): [short(x) for x in (rank[size], *limits[size])] for size in limits}
+    small, close_small, large, close_large = (said[size, left] for size in ("0.4M", "1M") for left in (3, 6))
+    assert f"with 10M is {small[0]} (95 % over recipes {small[1]} to {small[2]}; a perfect proxy" in page
+    assert f"and without all six, {close_small[0]} ({close_small[1]} to {close_small[2]};" in page
+    assert f"**1M has most of it, {large[0]}** ({large[1]} to {large[2]})" in page
+    assert f"and {close_large[0]} ({close_large[1]} to {close_large[2]}), which is all" in page
+    of = [f"{found[0]}, {found[1]} to {found[2]}" for found in (close_large, close_small)]
+    assert f"Spearman's correlation with 10M {of[0]}; of 0.4M's {of[1]})" in page
 
 
 def test_gaps_of_the_scale_stage_are_those_of_its_rows_and_their_order_is_one():
