@@ -113,7 +113,7 @@ class Shape(msgspec.Struct, frozen=True):
             if name.endswith((".out", "down")):
                 std *= (2 * self.depth) ** -0.5
             std = 0.25 if name == "embed" else 0.25 * std if name == "head" else std
-            out[name] = (std * normal(keys, STREAMS["init"], 0, site, prod(shape))).view(-1, *shape)
+            out[name] = normal(keys, STREAMS["init"], 0, site, prod(shape), std).view(-1, *shape)
         return out
 
 
