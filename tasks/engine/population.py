@@ -70,13 +70,14 @@ class Population:
         taught = (lane.recipe.training.distill or lane.recipe.training.coreset for lane in lanes)
         self.start = init if any(taught) else {}
         parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in init.items()}
+        del problem, init  # of a large model each further copy counts
         self._build(lanes, parameters, [lane.seed for lane in lanes])
 
     def _of_lane(self, lanes: Sequence[Lane]) -> Tensor:
         return torch.tensor([self.seeds.index(lane.seed) for lane in lanes], device=self.device)
 
     def _build(self, lanes: Sequence[Lane], parameters: dict[str, Tensor], seeds: Sequence[int]) -> None:
-        """seeds: of the quantizers' random bits, one a lane."""
+        """parameters: emptied, once the model has them; seeds: of the quantizers' random bits, one a lane."""
         task, device = self.task, self.device
         self.lanes = list(lanes)
         self.shapes = {name: (value.shape[1:], value.dtype) for name, value in parameters.items()}
@@ -94,6 +95,7 @@ class Population:
         self.numerics.swiglu8 = task.swiglu8
         self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
         self.model = task.model(parameters, self.numerics)
+        parameters.clear()  # or they would be kept beside the optimizer's
         self.numerics.check_layers()
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)

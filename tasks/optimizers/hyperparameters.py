@@ -21,12 +21,13 @@ class Tensors(NamedTuple):
     """Layout of a model's parameter tensors within the flat one.
 
     sizes       number of elements of each
-    of_element  for each element the index of its tensor, int64 [P]
+    of_element  for each element the index of its tensor, int64 [P]; None for a rule that keeps nothing per tensor, as
+                it takes twice the weights' memory
     matrices    (outputs, inputs) of each that is the weight of a hidden layer, None for the others
     """
 
     sizes: Sequence[int]
-    of_element: Tensor
+    of_element: Tensor | None
     matrices: Sequence[tuple[int, int] | None]
 
 

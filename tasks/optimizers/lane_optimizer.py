@@ -77,19 +77,22 @@ class LaneOptimizer:
         self.copies = self._copies(model)
         """In BF16, of the weights that products take so; None where there are none."""
         self.gradients = Gradients(model, self.sizes, self.flat)
-        of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
-        self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
+        self.per = dict(self.rule.STATE)
+        """Name of what is kept -> per what it has a number."""
+        of_element: Tensor | None = None
+        if "tensor" in self.per.values():
+            counts = torch.tensor(self.sizes, device=device)
+            of_element = torch.repeat_interleave(counts, output_size=sum(self.sizes))
+        self.tensors = Tensors(self.sizes, of_element, hidden_matrices(model))
         self.learned = Learned(model, self.tensors, device)
         only = torch.tensor([n.trains == "learned" for n in numbers])
-        self.still = (only[:, None] & ~self._of_tensors(are_learned(model))).to(device) if only.any() else None
+        self.still = only.to(device)[:, None] & ~self._of_tensors(are_learned(model)) if only.any() else None
         """Parameters [L, P] that a lane does not train, in lanes that train what is learned beside the weights."""
         frozen = [n.trains == "none" for n in numbers]
         self.frozen = torch.tensor(frozen, device=device) if any(frozen) else None
         hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
-        self.per = dict(self.rule.STATE)
-        """Name of what is kept -> per what it has a number."""
         self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.per.items()}
         self.ramps = any(n.ramps for n in numbers)
         if self.ramps:
@@ -105,7 +108,7 @@ class LaneOptimizer:
         self.lr = lr[:, None]
         self.weight_decay = column([n.weight_decay for n in numbers]) if any(n.weight_decay for n in numbers) else None
         self.no_decay = torch.zeros_like(self.lr)
-        self.decaying = self._of_tensors(decays(model)).to(device)
+        self.decaying = None if self.weight_decay is None else self._of_tensors(decays(model))
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
         self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
 
@@ -126,7 +129,8 @@ class LaneOptimizer:
 
     def _of_tensors(self, flags: Sequence[bool]) -> Tensor:
         """bool [P] of a flag for each tensor of parameters."""
-        return torch.cat([torch.full((s,), f) for s, f in zip(self.sizes, flags, strict=True)])
+        of_each = [torch.full((s,), f, device=self.flat.device) for s, f in zip(self.sizes, flags, strict=True)]
+        return torch.cat(of_each)
 
     def prepare(self, step: int) -> None:
         """Make sure that the table holds the numbers of step `step`."""
@@ -218,16 +222,15 @@ class LaneOptimizer:
         decay = self.no_decay if self.weight_decay is None else self.weight_decay
         constants = (self.columns[name] for name in NUMBERS[1:6])
         numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
-        decaying = None if self.weight_decay is None else self.decaying
         if self.ramps:
-            ramped.adamw(self.flat, self.kept, gradient, alive, numbers, decaying, self.copies)
+            ramped.adamw(self.flat, self.kept, gradient, alive, numbers, self.decaying, self.copies)
         else:
             momenta = self.kept["mean"], self.kept["square"]
-            adamw_step(self.flat, *momenta, gradient, alive, numbers, decaying, self.copies)
+            adamw_step(self.flat, *momenta, gradient, alive, numbers, self.decaying, self.copies)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""
-        if self.weight_decay is None:
+        if self.weight_decay is None or self.decaying is None:
             return x
         decay = self.weight_decay[of]
         return torch.where((decay > 0) & self.decaying, x + self.flat[of] * decay, x)

@@ -10,6 +10,7 @@ whatever the neighbours draw. `step`, `site` and `call` may be tensors: the step
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -26,11 +27,9 @@ STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales"
 PIECE = 1 << 16
 """Counters, of all lanes together, that draws of 16 bits make at a time."""
 PAIRS = 1 << 15
-"""Pairs, of all lanes together, that normal draws make at a time."""
-OF_A_THREAD = 1 << 20
-"""Normal numbers from which on a further thread is worth it, and native code."""
-MOST_THREADS = 16
-""""""
+"""Pairs, of all lanes together, that normal draws make at a time: they stay in a processor's cache."""
+OF_A_THREAD, MOST_THREADS = 1 << 20, 16
+"""Normal numbers that are worth native code and a further thread, and the most of these."""
 
 _MASK = 0xFFFFFFFF
 MULTIPLIERS = _M0, _M1 = 0xD2511F53, 0xCD9E8D57
@@ -107,47 +106,50 @@ def random32(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Te
 
 
 def normal(seeds: Tensor, stream: int, step: int, site: int, count: int, std: float = 1.0) -> Tensor:
-    """float32 [L, count], normal with standard deviation std, by Box–Muller in float64 (on the CPU, so that devices
-    agree): element e and element e + h, of a lane's 2 h or 2 h - 1, are std · radius · cos(angle) and … sin(angle).
+    """float32 [L, count], normal with this standard deviation, by Box–Muller in float64 (on the CPU, so that devices
+    agree). The numbers of a lane are radius · cos(angle) of all pairs, then radius · sin(angle) of all.
 
-    Large draws are made piece by piece, in a processor's cache, by a thread for each processor up to MOST_THREADS:
-    the weights of a model may be billions. No bit depends on the pieces.
+    Large draws, the weights of models, are made piece by piece, on all processors that this process may use. No bit
+    depends on either.
     """
     keys, half = seeds.cpu(), -(-count // 2)
     out = torch.empty(len(keys), count)
+    is_large = out.numel() >= OF_A_THREAD  # native code is not built for others
+    kernels = _PHILOX.kernels(keys) if is_large else None
+    draw = partial(kernels.words if kernels else words, keys, stream, torch.tensor(step), torch.tensor(site))
     piece = max(1, PAIRS // max(1, len(keys)))
-    make = partial(_pairs, out, keys, (stream, torch.tensor(step), torch.tensor(site)), std)
-    ranges = [range(first, min(first + piece, half)) for first in range(0, half, piece)]
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), out.numel() // OF_A_THREAD)
-    if threads <= 1:
-        for pairs in ranges:
+    pieces = [range(first, min(first + piece, half)) for first in range(0, half, piece)]
+    make = partial(_write_pairs, out, draw, std)
+    if is_large and (threads := min(MOST_THREADS, _processors(), out.numel() // OF_A_THREAD)) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(make, pieces))
+    else:
+        for pairs in pieces:
             make(pairs)
-        return out
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(make, ranges):
-            pass
     return out
 
 
-def _pairs(out: Tensor, keys: Tensor, place: tuple[int, Tensor, Tensor], std: float, pairs: range) -> None:
-    """Write these of the pairs of `normal` into out [L, count]. place: stream, step and site."""
-    count = out.shape[1]
-    half = -(-count // 2)
-    radius = _uniform(keys, place, pairs, out.numel()).log_().mul_(-2).sqrt_()
-    angle = _uniform(keys, place, range(half + pairs.start, half + pairs.stop), out.numel()).mul_(2 * torch.pi)
-    for trigonometric, first in (torch.cos, 0), (torch.sin, half):
-        to = out[:, first + pairs.start : first + pairs.stop]  # the last sine of an odd number is left out
-        made = trigonometric(angle).mul_(radius)[:, : to.shape[1]]
-        to.copy_(made)
+def _write_pairs(out: Tensor, draw: Callable[..., Tensor], std: float, pairs: range) -> None:
+    """Write some pairs of `normal` to out [L, count]."""
+    half = -(-out.shape[1] // 2)
+    radius = _uniform(draw, pairs).log_().mul_(-2).sqrt_()
+    angle = _uniform(draw, range(half + pairs.start, half + pairs.stop)).mul_(2 * torch.pi)
+    for of_angle, first in (torch.cos, pairs.start), (torch.sin, half + pairs.start):
+        to = out[:, first : first + len(pairs)]  # of an odd number the last sine is left out
+        to.copy_(of_angle(angle).mul_(radius)[:, : to.shape[1]])
         if std != 1:
             to.mul_(std)
 
 
-def _uniform(keys: Tensor, place: tuple[int, Tensor, Tensor], elements: range, of: int) -> Tensor:
-    """float64 [L, n] in (0, 1): (u + 1/2) / 2^32 of these elements u of `random32`. of: numbers of the whole draw."""
+def _uniform(draw: Callable[..., Tensor], elements: range) -> Tensor:
+    """float64 [L, n] between 0 and 1: (u + 1/2) / 2^32, u being these elements of `random32`, of which `draw` makes the
+    words."""
     first = elements.start // 4
-    kernels = _PHILOX.kernels(keys) if of >= OF_A_THREAD else None  # small ones are not worth building native code for
-    make = kernels.words if kernels else words
-    four = make(keys, *place, -(-elements.stop // 4) - first, torch.tensor(first)).view(len(keys), -1)
+    four = draw(-(-elements.stop // 4) - first, torch.tensor(first)).flatten(1)
     mine = four[:, elements.start - 4 * first : elements.stop - 4 * first]
     return mine.view(torch.uint32).to(torch.float64).add_(0.5).mul_(2.0**-32)
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
