@@ -112,9 +112,11 @@ class JobResult(msgspec.Struct):
 
 
 class Progress(msgspec.Struct):
-    """One line of a worker's standard output while it runs. `losses`: current training loss per lane, None if dead."""
+    """One line of a worker's standard output while it runs. `losses`: current training loss per lane, None if dead, or
+    not known yet. `phase`: `setup`, until data and weights are on the device; `first step`, until the first report of
+    training, when kernels are compiled; …"""
 
-    phase: Literal["setup", "train", "evaluate"]
+    phase: Literal["setup", "first step", "train", "evaluate"]
     step: int
     steps: int
     losses: list[float | None]

@@ -49,6 +49,7 @@ def main() -> None:
         jobs=asked.jobs,
         budget_s=asked.budget,
         options={"lanes": asked.lanes},
+        progress=True,
     )
     print(result, flush=True)
     sys.exit(result.exit_code)

@@ -25,6 +25,12 @@ from fp4dse.tasks.job import Progress
 
 LINE_S = 10.0
 """Fewest seconds between two plain lines, unless there is nothing new: then six times as many."""
+WAITS = {
+    "start": "a worker starts",
+    "setup": "data and initial weights are made",
+    "first step": "kernels are compiled for the first steps",
+}
+"""Phase of a job that has no loss yet -> what it waits for."""
 
 Show = Callable[[SweepState], None]
 
@@ -121,16 +127,25 @@ def job_line(progress: Progress) -> str:
     return f"{progress.phase} {progress.step}/{progress.steps}{loss}"
 
 
+def waits_of(state: SweepState) -> list[str]:
+    """What jobs without a loss wait for, which takes minutes for a large model: `language:moe8-4B: data and …`."""
+    found = [f"{job.task}:{job.preset}: {WAITS[job.phase]}" for job in state.running if job.phase in WAITS]
+    return list(dict.fromkeys(found))
+
+
 def _plain_lines(file: TextIO) -> Show:
-    last = {"time": -60 * LINE_S, "finished": -1}
+    last: tuple[float, object] = (-60 * LINE_S, None)
 
     def show(state: SweepState) -> None:
-        now, finished = time.monotonic(), state.finished + state.failed + state.trials
-        wait = LINE_S if finished != last["finished"] else 6 * LINE_S
-        if state.ended or now - last["time"] >= wait:
-            last.update(time=now, finished=finished)
+        nonlocal last
+        now, waits = time.monotonic(), waits_of(state)
+        news = state.finished + state.failed + state.trials, waits
+        wait = LINE_S if news != last[1] else 6 * LINE_S
+        if state.ended or now - last[0] >= wait:
+            last = now, news
             losses = [f"{job.task} {job.loss:.4g}" for job in state.running if job.loss is not None]
             extra = [state.trouble] if state.trouble and not state.ended else []
+            extra += [] if state.ended else waits
             extra += [f"median losses: {', '.join(losses)}"] if losses else []
             extra += [f"best so far: {' | '.join(state.best)}"] if state.best else []
             print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=file, flush=True)

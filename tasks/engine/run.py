@@ -66,6 +66,7 @@ def train(
     dispatch.refusals()  # of what this process computed before, such as a training that failed
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
     run = Run(task, lanes, device, pruning, checkpoint, record)
+    report(Progress("first step", run.progress.done, task.steps, [None] * len(lanes)))
     ready = last = saved = time.monotonic()
     before, began = run.progress.train_s, run.progress.done
 

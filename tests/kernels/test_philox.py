@@ -1,5 +1,8 @@
 """Random numbers are a pure function of what they are for."""
 
+import itertools
+import threading
+
 import pytest
 import torch
 
@@ -76,3 +79,27 @@ def test_signs_are_fair_and_normals_are_normal():
     assert abs(float(x.mean())) < 4 / 512
     assert abs(float(x.var()) - 1) < 4 * (2 / (1 << 18)) ** 0.5
     assert abs(float((x**4).mean()) - 3) < 4 * (96 / (1 << 18)) ** 0.5
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("native", [False, True])
+def test_a_normal_draw_is_box_muller_whatever_pieces_and_threads_make_it(monkeypatch, threads, native):
+    def whole(keys, site, count):
+        half = -(-count // 2)
+        u = (philox.random32(keys, 3, 0, site, 2 * half).double() + 0.5) * 2.0**-32
+        radius, angle = torch.sqrt(-2 * torch.log(u[:, :half])), 2 * torch.pi * u[:, half:]
+        return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :count].float()
+
+    used = set()
+    pairs = philox._write_pairs
+    monkeypatch.setattr(philox, "_write_pairs", lambda *of: (used.add(threading.get_ident()), pairs(*of)))
+    monkeypatch.setattr(philox, "_processors", lambda: threads)
+    monkeypatch.setattr(philox, "OF_A_THREAD", 1 if native else 1 << 30)
+    for piece in (7, 64, 1 << 15):
+        monkeypatch.setattr(philox, "PAIRS", piece)
+        for seeds, count in itertools.product(([0], [3, 2**40 + 1, 5]), (1, 2, 3, 6, 127, 1000)):
+            keys = torch.tensor(seeds)
+            expected = whole(keys, 9, count)
+            assert torch.equal(philox.normal(keys, 3, 0, 9, count), expected), (piece, seeds, count)
+            assert torch.equal(philox.normal(keys, 3, 0, 9, count, 0.3), 0.3 * expected), (piece, seeds, count)
+    assert (len(used) > 1) == (native and threads > 1)

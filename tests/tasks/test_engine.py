@@ -1,6 +1,7 @@
 """What a population trains on and keeps: weights, batches, losses and learning rates, each lane its own."""
 
 import sys
+import weakref
 from contextlib import suppress
 
 import msgspec
@@ -54,6 +55,32 @@ def test_lanes_of_a_seed_start_from_the_same_weights_and_see_the_same_batches():
     alone = task.problem([9]).init
     together = task.problem([3, 9]).init
     assert all(torch.equal(alone[k][0], together[k][1]) for k in alone)
+
+
+def test_weights_of_the_start_are_not_kept_beside_the_optimizers():
+    """Of a model of billions each copy, and each index of its parameters, takes a good part of a device."""
+    task, given = short("vision", "smoke"), []
+
+    def model(parameters, numerics):
+        given.extend((parameters, weakref.ref(next(iter(parameters.values())))))
+        return task.model(parameters, numerics)
+
+    p = Population(msgspec.structs.replace(task, model=model, weight_decay=0.0), lanes_of(task), "cpu")
+    parameters, first = given
+    assert not parameters
+    assert first() is None
+    elements = {
+        name for name, of in vars(p.optimizer).items() if isinstance(of, torch.Tensor) and of.numel() >= 9 * 100
+    }
+    assert elements == {"flat"}
+    assert p.optimizer.tensors.of_element is None
+
+
+def test_an_optimizer_that_keeps_something_per_tensor_has_the_tensor_of_each_weight():
+    task = short("vision", "smoke")
+    p = Population(task, lanes_of(task, names=("nvfp4-stable-spam",)), "cpu")
+    sizes, of_element = p.optimizer.sizes, p.optimizer.tensors.of_element
+    assert torch.equal(of_element, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)))
 
 
 def test_seeds_of_the_teacher_do_not_depend_on_each_other():
@@ -128,7 +155,7 @@ def test_progress_is_reported_for_the_lanes_that_were_asked_for():
     task = get_task("regression", "smoke")
     seen = []
     train(task, lanes_of(task, names=("bf16",), seeds=(0,)), report=seen.append, every_s=0)
-    assert {p.phase for p in seen} == {"setup", "train", "evaluate"}
+    assert [*dict.fromkeys(p.phase for p in seen)] == ["setup", "first step", "train", "evaluate"]
     assert all(len(p.losses) == 1 for p in seen)
     assert [p.step for p in seen] == sorted(p.step for p in seen)
 

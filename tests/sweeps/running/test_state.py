@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from fp4dse.dse import Recipe, StoreError
 from fp4dse.results.store.locks import birth
 from fp4dse.sweeps.executors import Pace
+from fp4dse.sweeps.running import progress
 from fp4dse.sweeps.running.progress import display, duration, headline, render
 from fp4dse.sweeps.running.state import Clock, Failure, JobState, SweepState, read_state, write_state
 from fp4dse.tasks.job import Job, Lane
@@ -118,6 +120,19 @@ def test_plain_lines_come_when_there_is_news_and_not_at_every_call(capsys):
     assert len(lines) == 2
     assert "median losses: regression 0.25" in lines[0]
     assert lines[1].startswith(f"few: {headline(state(ended='finished'))}")
+
+
+def test_a_plain_line_says_what_a_job_without_a_loss_waits_for(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with display(True) as show:
+        for now in range(0, 60, 5):
+            phase = "setup" if now < 20 else "first step"
+            show(state(running=[JobState(*TASK, lanes=1, phase=phase, step=0, steps=200, alive=0, loss=None)] * 2))
+    first, second = capsys.readouterr().err.splitlines()
+    name = ":".join(TASK)
+    assert first.count(f"{name}: data and initial weights are made") == 1
+    assert f"{name}: kernels are compiled" in second
 
 
 def test_nothing_is_shown_where_nothing_was_asked_for(capsys):
