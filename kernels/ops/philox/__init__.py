@@ -28,7 +28,7 @@ PIECE = 1 << 16
 """Counters, of all lanes together, that draws of 16 bits make at a time."""
 PAIRS = 1 << 15
 """Pairs, of all lanes together, that normal draws make at a time: they stay in a processor's cache."""
-OF_A_THREAD, MOST_THREADS = 1 << 20, 16
+OF_A_THREAD, MOST_THREADS = 1 << 18, 16
 """Normal numbers that are worth native code and a further thread, and the most of these."""
 
 _MASK = 0xFFFFFFFF
@@ -132,8 +132,12 @@ def normal(seeds: Tensor, stream: int, step: int, site: int, count: int, std: fl
 def _write_pairs(out: Tensor, draw: Callable[..., Tensor], std: float, pairs: range) -> None:
     """Write some pairs of `normal` to out [L, count]."""
     half = -(-out.shape[1] // 2)
-    radius = _uniform(draw, pairs).log_().mul_(-2).sqrt_()
-    angle = _uniform(draw, range(half + pairs.start, half + pairs.stop)).mul_(2 * torch.pi)
+    if len(pairs) == half:  # all at once
+        radius, angle = _uniform(draw, range(2 * half)).split(half, 1)
+    else:
+        radius, angle = (_uniform(draw, range(of + pairs.start, of + pairs.stop)) for of in (0, half))
+    radius.log_().mul_(-2).sqrt_()
+    angle.mul_(2 * torch.pi)
     for of_angle, first in (torch.cos, pairs.start), (torch.sin, half + pairs.start):
         to = out[:, first : first + len(pairs)]  # of an odd number the last sine is left out
         to.copy_(of_angle(angle).mul_(radius)[:, : to.shape[1]])
