@@ -128,7 +128,7 @@ def job_line(progress: Progress) -> str:
 
 
 def waits_of(state: SweepState) -> list[str]:
-    """What jobs without a loss wait for, which takes minutes for a large model: `language:moe8-4B: data and …`."""
+    """A sentence for each thing that jobs without a loss wait for: `language:moe8-4B: data and initial weights …`."""
     found = [f"{job.task}:{job.preset}: {WAITS[job.phase]}" for job in state.running if job.phase in WAITS]
     return list(dict.fromkeys(found))
 
