@@ -75,11 +75,20 @@ def test_what_trainer_and_rollouts_cost_is_what_the_store_has(page, points):
     text = section(page, "Rollouts or trainer?")
     found = points("val_loss")
     trainer, rollouts, hangs, under_fp4 = parts(found)
+    apart = found["BF16", "MXFP4"] - found["MXFP4", "BF16"]
+    mean, low, high, p = told(apart)
+    t, without = ttest_1samp(apart, 0).pvalue, told(apart.drop(49))[0]
+    said = (
+        f"costs {mean:.2f} points more than in rollouts alone ({low:.2f} to {high:.2f}, p = .{1000 * p:03.0f}; t-test "
+    )
+    assert f"{said}.{1000 * t:03.0f}; without seed 49, of which below, {without:.2f})" in text
     mean, low, high, p = told(-trainer)
     assert p < 0.001
-    assert f"costs {mean:.2f} points ({low:.2f} to {high:.2f}, p < .001)" in text
+    assert f"In the trainer {mean:.2f} points ({low:.2f} to {high:.2f}, p < .001)" in text
     mean, low, high, p = told(-rollouts)
     assert f"in rollouts {mean:.2f} ({low:.2f} to {high:.2f}, p = {p:.2f})".replace("0.77", ".77") in text
+    in_bf16 = [-told(part)[0] for part in parts(points("val_loss_bf16"))[:2]]
+    assert "evaluated in BF16 {:.2f} and {:.2f}.".format(*in_bf16) in text
     mean, low, high, p = told(under_fp4)
     assert f"{mean:.2f} points *better* than BF16's ({low:.2f} to {high:.2f}, p = .{100 * p:.0f})" in text
     mean, low, high, p = told(hangs)
