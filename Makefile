@@ -5,7 +5,8 @@
 #   make test-slow  [ARGS=…]    those that take longer: long trainings, SLURM, Ray, chaos
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
 #   make bench-gpu              all that is measured on a GPU: first that kernels are right, then how fast they are
-#   make zoo                    train every shipped recipe on three smallest tasks, a minute or two
+#   make zoo                    train every shipped recipe on three smallest tasks, and the spaces for reinforcement
+#                               learning and fine-tuning on theirs: two to four minutes
 #   make services               Debian's SLURM, PostgreSQL and Chromium, for the tests that start them (asks for root)
 #   make lint                   ruff and mypy
 #   make install                the package alone, editable
@@ -47,10 +48,12 @@ bench-gpu: .venv/dev.stamp
 	    else echo "bench exchange: left out, it needs two GPUs"; fi
 	$(BIN)/fp4dse bench train --device cuda
 
-# Nothing is looked up from an earlier run: the store is a new one.
+# Nothing is looked up from an earlier run: the stores are new ones. A lane that fails ends the run.
 zoo: install
 	rm -rf runs/zoo-smoke
 	$(BIN)/fp4dse sweep zoo --task regression:smoke --task vision:smoke --task language:smoke --seeds 1 --store runs/zoo-smoke/store
+	$(BIN)/fp4dse sweep rl --task rl:smoke --seeds 1 --record --store runs/zoo-smoke/rl/store
+	$(BIN)/fp4dse sweep finetune --task finetune:smoke --seeds 1 --store runs/zoo-smoke/finetune/store
 
 services:
 	apt-get update -qq
