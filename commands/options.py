@@ -13,7 +13,7 @@ import typer
 from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
 from fp4dse.dse import ConfigError, recipe_files
-from fp4dse.dse.cost import chip_names, model_names
+from fp4dse.dse.cost import chip_names, model_names, workload_names
 
 
 def _given(param: typer.CallbackParam, value: str | None) -> str | None:
@@ -105,6 +105,10 @@ Model = Annotated[
 ]
 Chip = Annotated[
     str | None, _text("Chip that overheads are of, by name or .toml file. Default: gb200.", offered=chip_names)
+]
+Workload = Annotated[
+    str,
+    _text("Rollouts and updates of reinforcement learning, by name or .toml file.", offered=workload_names),
 ]
 SpaceName = Annotated[
     str,

@@ -10,7 +10,7 @@ import typer
 
 from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
-from fp4dse.commands.options import AsJson, Axes, Chip, Device, Model, RecipeName, StorePath
+from fp4dse.commands.options import AsJson, Axes, Chip, Device, Model, RecipeName, StorePath, Workload
 from fp4dse.commands.printing import print_facts, print_json, print_rows, print_tables, short
 from fp4dse.commands.topics import new_app, under, warn_overridden
 from fp4dse.dse import ConfigError
@@ -168,12 +168,17 @@ def cost(
     extra_tokens: Annotated[
         float | None, typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality.")
     ] = None,
+    workload: Workload = "reasoning",
+    rollout_share: Annotated[
+        float | None,
+        typer.Option(help="Share of rollouts in BF16's iteration, 0 to 1. Default: that of --workload, modelled."),
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also time this project's layers on --device.")] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Cost of a recipe: modelled step time relative to BF16, split by technique; points, bits, memory."""
-    from fp4dse.dse.cost import load_chip, load_model, report
+    from fp4dse.dse.cost import load_chip, load_model, load_workload, report
     from fp4dse.dse.cost.decoding import CONTEXT
     from fp4dse.sweeps.arguments import find_cost, find_recipe
 
@@ -184,6 +189,8 @@ def cost(
     facts = report.summary(found, shape, on, extra_tokens)
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     software, rollout = report.by_scenario(found, shape, on), report.rollout(found, shape, on)
+    learned = load_workload(workload)
+    iterations = report.iterations(found, shape, on, learned, rollout_share)
     memory, sent = report.fits(found, shape, on), report.sent(found, shape)
     if measure:
         from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
@@ -195,8 +202,8 @@ def cost(
         facts["measured"], layers = plain(measured_overhead(times)), layer_rows(times, found, shape, on)
     if as_json:
         tables = {"scenarios": software, "split": parts, "operations": work, "memory": memory, "sent": sent}
-        tables |= {"rollout": rollout}
-        print_json({**facts, **tables, "measured_layers": layers})
+        tables |= {"rollout": rollout, "iteration": iterations}
+        print_json({**facts, "workload": learned.name, **tables, "measured_layers": layers})
         return
     print_facts({name: short(value, 4) for name, value in facts.items()})
     tables = {
@@ -206,6 +213,7 @@ def cost(
         "Memory, and the share of blocks to be made again so that it fits:": memory,
         "Tokens to experts on other GPUs, in a micro-batch:": sent,
         f"A token of a rollout for so many sequences of {CONTEXT:,} tokens at once:": rollout,
+        f"An iteration of reinforcement learning, {learned.summary}:": iterations,
         f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,
     }
     print_tables(

@@ -93,6 +93,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "overhead_low overhead_high",
         "pairs",
         "rollout_overhead",
+        "iteration_overhead rollout_share",
         "preset",
     ),
     "front": (

@@ -2,6 +2,7 @@
 
 from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
 from fp4dse.dse.cost.decoding import rollout_overhead
+from fp4dse.dse.cost.iteration import load_workload, rollout_share, workload_names
 from fp4dse.dse.cost.model import Model, load_model, model_names
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, MID, scenarios
@@ -34,10 +35,13 @@ __all__ = [
     "chip_names",
     "load_chip",
     "load_model",
+    "load_workload",
     "model_names",
     "overhead",
     "points",
     "rollout_overhead",
+    "rollout_share",
     "scenarios",
     "step_cost",
+    "workload_names",
 ]

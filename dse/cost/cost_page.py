@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fp4dse.dse.cost.chip import UNITS, chip_names, load_chip
+from fp4dse.dse.cost.iteration import iteration, load_workload, workload_names
 from fp4dse.dse.cost.model import load_model, model_names
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.scenario import ENDS, scenarios
-from fp4dse.dse.cost.step import overhead
+from fp4dse.dse.cost.scenario import ENDS, MID, scenarios
+from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, overhead
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.validation import Comparison, effects, fits, kernels, median_error, ratios
 from fp4dse.dse.reading.library import recipe_files
@@ -144,6 +145,20 @@ def recipe_table() -> str:
     return markdown(head, rows)
 
 
+def workload_table() -> str:
+    """The share of rollouts in BF16's iteration, and iterations of two recipes, on the default chip, with the band."""
+    model, chip, recipes = load_model(DEFAULT_MODEL), load_chip(DEFAULT_CHIP), ("nvidia-nvfp4", "rl-row-scaled")
+    rows = []
+    for name in workload_names():
+        workload = load_workload(name)
+        found = [[iteration(recipe_files()[r].recipe, model, chip, workload, s) for s in (MID, *ENDS)] for r in recipes]
+        shares = [one.share for one in found[0]]
+        cells = [shares, *([one.overhead() for one in of] for of in found)]
+        numbers = [f"{mid:.2f} ({low:.2f} to {high:.2f})" for mid, low, high in cells]
+        rows.append([f"`{name}`", workload.summary, *numbers, workload.source])
+    return markdown(["workload", "what", "`rollout_share`", *(f"`{r}`" for r in recipes), "source"], rows)
+
+
 def sensitivity_table() -> str:
     cells = ([e.what, f"{100 * e.largest:.0f} %", f"{e.swapped} of {e.pairs}"] for e in effects())
     return markdown(["changed", "largest change of an overhead", "pairs that swap"], cells)
@@ -153,6 +168,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chips": chip_table,
     "models": model_table,
     "recipes": recipe_table,
+    "workloads": workload_table,
     "scenarios": scenario_table,
     "errors": error_table,
     "ratios": ratio_table,

@@ -32,7 +32,9 @@ FORWARD_SHARE = 1 / 3
 """Of the passes of a training step that Traffic counts."""
 
 
-def token_seconds(recipe: Recipe, model: Model, chip: Chip, sequences: int, context: int, scenario: str = MID) -> float:
+def token_seconds(
+    recipe: Recipe, model: Model, chip: Chip, sequences: int, context: float, scenario: str = MID
+) -> float:
     """Seconds until each of `sequences` sequences of `context` tokens has one more."""
     chip = under(chip, scenario)
     sampling = recipe.sampling()
@@ -42,6 +44,11 @@ def token_seconds(recipe: Recipe, model: Model, chip: Chip, sequences: int, cont
 
 SEQUENCES, CONTEXT = 128, 4096
 """Of the rollouts that rows hold the time of: answers that are sampled at once, and their tokens so far."""
+
+
+def samples_tokens(model: Model) -> bool:
+    """True for models that read tokens one after another."""
+    return bool(model.attention) and model.attention[0].causal
 
 
 def rollout_overhead(recipe: Recipe) -> float:
@@ -100,7 +107,7 @@ def _stored(q: Quantizer) -> float:
 
 
 @lru_cache(maxsize=256)
-def _rest(model: Model, chip: Chip, rows: int, context: int, of_cache: float) -> float:
+def _rest(model: Model, chip: Chip, rows: int, context: float, of_cache: float) -> float:
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     total = 0.0
     for core in model.attention:

@@ -9,8 +9,9 @@ import msgspec
 
 from fp4dse.dse.cost import memory, operands
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.decoding import CONTEXT, SEQUENCES, memory_bytes, token_seconds
+from fp4dse.dse.cost.decoding import CONTEXT, SEQUENCES, memory_bytes, samples_tokens, token_seconds
 from fp4dse.dse.cost.exchange import exchanged_bytes
+from fp4dse.dse.cost.iteration import Workload, iteration
 from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
@@ -101,11 +102,36 @@ def rollout(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
     each, BF16's, the gain, tokens a second of all, and GB of weights, keys and values, which may be more than the chip
     has. Empty for models that read no tokens one after another."""
     rows = []
-    for sequences in SHOWN if model.attention and model.attention[0].causal else ():
+    for sequences in SHOWN if samples_tokens(model) else ():
         mine, bf16 = (token_seconds(r, model, chip, sequences, CONTEXT) for r in (recipe, Recipe.named("bf16")))
         times = {"token_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "faster": bf16 / mine}
         gigabytes = memory_bytes(recipe, model, sequences, CONTEXT) / 1e9
         rows.append({"sequences": sequences, **times, "tokens_per_s": sequences / mine, "gb": gigabytes})
+    return rows
+
+
+def iterations(
+    recipe: Recipe, model: Model, chip: Chip, workload: Workload, share: float | None = None
+) -> list[dict[str, Any]]:
+    """An iteration of reinforcement learning under each scenario: seconds of its rollout and of its updates, BF16's,
+    the share of the rollout in BF16's, and both together relative to BF16's. share: of the rollout, instead of the
+    modelled one. Empty for models that read no tokens one after another."""
+    if share is not None and not 0 <= share <= 1:
+        raise ConfigError("--rollout-share", share, "a share of BF16's iteration, from 0 to 1")
+    rows = []
+    for name in scenarios() if samples_tokens(model) else ():
+        found = iteration(recipe, model, chip, workload, name)
+        rows.append(
+            {
+                "scenario": name,
+                "rollout_s": found.rollout,
+                "update_s": found.update,
+                "bf16_rollout_s": found.bf16_rollout,
+                "bf16_update_s": found.bf16_update,
+                "rollout_share": found.share if share is None else share,
+                "iteration_overhead": found.overhead(share),
+            }
+        )
     return rows
 
 

@@ -73,6 +73,16 @@ def test_the_cost_of_a_recipe_is_a_table_and_as_json_plain_data(run):
     assert (data["model"], data["chip"]) == ("vit-b", "gb300")
     assert sum(row["us"] for row in data["split"]) == pytest.approx(data["step_us"])
     assert not data["measured_layers"]
+    assert data["iteration"] == [], "no tokens are sampled one after another"
+
+
+def test_the_cost_has_an_iteration_of_reinforcement_learning(run):
+    assert "An iteration of reinforcement learning, 512 answers of 4,096 tokens" in run("cost", "nvfp4").out
+    data = json.loads(run("cost", "nvfp4", "--workload", "dapo", "--rollout-share", "0", "--json").out)
+    found = {row["scenario"]: row["iteration_overhead"] for row in data["iteration"]}
+    ends = {"low": data["overhead_low"], "mid": data["overhead"], "high": data["overhead_high"]}
+    assert found == pytest.approx(ends)
+    assert data["workload"] == "dapo"
 
 
 def test_the_cost_can_be_measured_beside(run):
@@ -87,6 +97,8 @@ def test_the_cost_can_be_measured_beside(run):
         (("nvfp4", "--chip", "abacus"), ("chip: found 'abacus'", "b200")),
         (("nvfp4", "--model", "abacus"), ("model: found 'abacus'", "llama-1b")),
         (("nvfp4", "--extra-tokens", "-2"), ("extra-tokens",)),
+        (("nvfp4", "--workload", "abacus"), ("workload: found 'abacus'", "reasoning")),
+        (("nvfp4", "--rollout-share", "2"), ("--rollout-share: found 2.0",)),
         (("nvfp4", "--measure", "--device", "abacus"), ("abacus",)),
     ],
 )

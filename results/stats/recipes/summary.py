@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.dse.cost import BAND
+from fp4dse.dse.cost import BAND, OVERHEAD_OF, rollout_share
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE, p_value, paired_interval
 from fp4dse.results.stats.levels import are_shares, levels
 from fp4dse.results.stats.paired import (
@@ -30,6 +30,8 @@ from fp4dse.results.stats.stages import screened
 
 ROLLOUT = "rollout_overhead"
 """Modelled time that is not in the overhead, where lanes learn from samples of their own: that is the trainer's."""
+ITERATIONS = ITERATION, ROLLOUT_SHARE = "iteration_overhead", "rollout_share"
+"""Modelled time of a rollout and the updates on its answers, and what the rollout takes of it in BF16."""
 TIME = "time_to_quality"
 """The modelled time to BF16's loss, and with _low and _high the ends of its interval."""
 LABELS = [
@@ -62,9 +64,12 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
     and with the worst; NaN where rows have none), rollout_overhead (of a token of the rollout, modelled, BF16 = 1,
     where lanes learn from samples of their own, whose overhead is that of the trainer's step alone; else NaN),
-    time_to_quality, time_to_quality_low, time_to_quality_high (where the axis is the modelled overhead: the time to
-    BF16's loss, BF16 = 1, with the ends of the gap's interval; NaN where nobody knows it, inf where it is out of reach,
-    see equal_time.py), on_front, note (why there is no gap or no overhead, else empty).
+    iteration_overhead (of a rollout and its updates: rollout_share · rollout_overhead + (1 - rollout_share) · overhead,
+    where the axis is the modelled overhead; NaN where that is of another model or chip than rollout_overhead),
+    rollout_share (of BF16's iteration, of the workload `reasoning` in docs/cost.md), time_to_quality,
+    time_to_quality_low, time_to_quality_high (where the axis is the modelled overhead: the time to BF16's loss,
+    BF16 = 1, with the ends of the gap's interval; NaN where nobody knows it, inf where it is out of reach, see
+    equal_time.py), on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -90,8 +95,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     cost = on_one_scale(rows, overhead)
     band = BAND if overhead == OVERHEAD else ()
     numbers = {name: rows[name].where(cost.notna()) if name in rows else np.nan for name in band}
-    samples = rows[ROLLOUT].astype(float).where(are_shares(rows)) if ROLLOUT in rows else np.nan
-    numbers |= {ROLLOUT: samples} if overhead != ROLLOUT else {}
+    numbers |= {ROLLOUT: _of_rollouts(rows)} if overhead != ROLLOUT else {}
+    numbers |= _iterations(rows, cost) if overhead == OVERHEAD else {}
     loss, metric = rows["loss"], rows["val_metric"].astype(float).where(rows["loss"].notna())
     means = pd.DataFrame({"cost": cost, **numbers, "val_loss": loss, "val_metric": metric}).groupby(codes).mean()
     out |= {name: means[name] for name in means}
@@ -146,7 +151,12 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns += ["gap_reducible", "gap_reducible_low", "gap_reducible_high"]
     columns += ["survived", "survived_low", "survived_high"]
     columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band]
-    columns += [*([ROLLOUT] if overhead != ROLLOUT else []), *([*ends] if priced else []), "on_front", "note"]
+    columns += [
+        *([ROLLOUT] if overhead != ROLLOUT else []),
+        *([*ITERATIONS, *ends] if priced else []),
+        "on_front",
+        "note",
+    ]
     if overhead != "points":
         out[overhead] = out["cost"]
     summary = pd.DataFrame({name: pd.Series(out[name]).array for name in dict.fromkeys([*columns, "setting"])})
@@ -154,6 +164,22 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
     )
     return summary[columns].reset_index(drop=True)
+
+
+def _of_rollouts(rows: pd.DataFrame) -> pd.Series:
+    """`rollout_overhead` where lanes learn from samples of their own, else NaN."""
+    samples = rows[ROLLOUT].astype(float) if ROLLOUT in rows else pd.Series(np.nan, rows.index)
+    return samples.where(are_shares(rows))
+
+
+def _iterations(rows: pd.DataFrame, cost: pd.Series) -> dict[str, pd.Series]:
+    """ITERATIONS of rows whose trainer's steps take `cost`."""
+    samples = _of_rollouts(rows)
+    if "overhead_of" in rows:
+        samples = samples.where(rows["overhead_of"].eq(OVERHEAD_OF))
+    share = rollout_share() if samples.notna().any() else np.nan  # worked out only where it is asked for
+    found = share * samples + (1 - share) * cost
+    return {ITERATION: found, ROLLOUT_SHARE: pd.Series(share, rows.index).where(found.notna())}
 
 
 def _first(values: pd.Series, codes: NDArray[np.int64], lines: int) -> pd.Series:

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.cost import rollout_overhead
+from fp4dse.dse.cost import CostTarget, overhead, rollout_overhead, rollout_share
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
-from fp4dse.results import compare, noise_floor, summarize
+from fp4dse.results import compare, noise_floor, open_store, summarize
 from fp4dse.results.report import write_report
 from fp4dse.results.stats.levels import units
 from fp4dse.results.stats.paired import add_gap
@@ -183,6 +183,28 @@ def test_accuracies_that_tie_on_every_seed_are_not_told_apart_and_not_the_same(s
     gaps = store.sql("FROM recipes").set_index("name")
     assert gaps.loc[["nvfp4", "mxfp4"], ["gap_low", "gap_high"]].isna().all(axis=None)
     assert gaps.loc["bf16", ["gap_low", "gap_high"]].eq(0).all()
+
+
+def test_recipes_that_learn_from_their_own_samples_have_the_time_of_an_iteration(store, row):
+    """Of an overhead that is of another model than the stored time of rollouts there is none."""
+    bf16 = Recipe.named("bf16")
+    sampled = msgspec.structs.replace(bf16, training=Training(rollout=ROLLOUT_NAMES["mxfp4-rceil"]))
+    store.add([row(of, s, 0.2, **RL) for of in (bf16, sampled, Recipe.named("mxfp4")) for s in (0, 1)], "job")
+    store.add([row("nvfp4", 0, 0.5), row("bf16", 0, 0.5)], "other")
+    lines = store.sql("FROM recipes").set_index("label")
+    share = rollout_share()
+    assert lines.loc["bf16, rollout mxfp4-rceil", "iteration_overhead"] == pytest.approx(
+        share * rollout_overhead(sampled) + 1 - share
+    )
+    mxfp4 = Recipe.named("mxfp4")
+    assert lines.loc["mxfp4", "iteration_overhead"] == pytest.approx(
+        share * rollout_overhead(mxfp4) + (1 - share) * overhead(mxfp4)
+    )
+    assert lines.loc["mxfp4", "rollout_share"] == pytest.approx(share)
+    assert lines.loc["nvfp4", ["iteration_overhead", "rollout_share"]].isna().all()
+    other = open_store(store.path, cost=CostTarget("llama-70b", "gb300")).sql("FROM recipes")
+    assert other[["iteration_overhead", "rollout_share"]].isna().all(axis=None)
+    assert "iteration_overhead" not in summarize(store.runs(), overhead="points")
 
 
 def test_what_rollouts_take_stands_beside_an_overhead_that_does_not_have_it(store, row, tmp_path):
