@@ -29,10 +29,11 @@ def main() -> None:
     parser.add_argument("space")
     for name in ("task", "seeds", "device", "store", "lanes"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--front-of")
     parser.add_argument("--data")
     parser.add_argument("--from", dest="start")
-    parser.add_argument("--lr")
+    rates_of = parser.add_mutually_exclusive_group()
+    rates_of.add_argument("--front-of")
+    rates_of.add_argument("--lr")
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--budget", type=float, required=True)
     asked = parser.parse_args()
