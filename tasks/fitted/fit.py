@@ -51,9 +51,9 @@ class Fitted(NamedTuple):
 
     @property
     def recovered(self) -> float:
-        """Share of what rounding to nearest loses that is given back."""
+        """Share of what rounding to nearest loses that is given back; NaN where it loses nothing."""
         lost = self.losses["nearest"] - self.losses["bf16"]
-        return (self.losses["nearest"] - self.losses["fitted"]) / lost if lost else math.nan
+        return (self.losses["nearest"] - self.losses["fitted"]) / lost if lost > 0 else math.nan
 
 
 def fit_weights(

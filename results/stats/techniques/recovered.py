@@ -12,7 +12,14 @@ so what fitting gave back is in no share here, and `lost` is what these weights 
 weights alone on their grid). Starts are different settings and never stand in one line.
 
 Numerator and denominator are means over the same seeds, and neither is known: the interval of their ratio is Fieller's
-(1954). It is unbounded where the denominator's own interval has zero in it, where nothing was lost for sure.
+(1954). It is unbounded where the denominator's own interval has zero in it, where nothing was lost for sure. Where
+the mean of the denominator is zero or below there is nothing to have a share of, and so no share.
+
+**With one start for all seeds (`--from`) the denominator of `of_base` is one number**, where the forward pass draws
+nothing: the same weights, rounded, on the same held-out texts, seed by seed. It has no spread then, and Fieller's
+interval is that of the mean given back, in its units, bounded however little was lost. It says what another order of
+data would give back of this loss, of these weights on these texts, and nothing of other weights or other texts. Whether
+`lost` is more than chance among texts, no number of seeds can tell.
 """
 
 from __future__ import annotations
@@ -58,8 +65,9 @@ def recovered(runs: pd.DataFrame) -> pd.DataFrame:
     the base: `gptq: nvfp4, untrained`), lost (its mean loss less that of its weights in BF16: from fitted weights what
     these still lose, and not what rounding the base to nearest does), overhead, of_base (the share of `lost`
     that is given back), of_base_low, of_base_high (95 %), of_bf16 and its interval (the share of the distance to BF16
-    that was trained on as long). Intervals are NaN with one seed; they have infinite ends where `lost`, or that
-    distance, may be zero."""
+    that was trained on as long). A share and its interval are NaN where its own denominator, `lost` or that distance,
+    is zero or below. Intervals are NaN with one seed; they have infinite ends where the denominator may be zero. With
+    one start for all seeds `lost` is the same for each: intervals of of_base are then over orders of data alone."""
     rows = rows_at_best_lr(runs)
     rows = rows[np.isfinite(rows["loss"])]
     parts = []
@@ -120,13 +128,15 @@ def start_name(digest: object, method: object) -> str:
 
 def ratio(above: NDArray[np.float64], below: NDArray[np.float64], shares: bool = False) -> tuple[float, float, float]:
     """mean(above) / mean(below) of pairs, and Fieller's 95 % interval: the r for which the mean of above - r · below is
-    not told apart from zero. Ends are infinite where these r are no interval; NaN with one pair, and where the pairs
-    tie, so that nothing is known of their spread. Where `above` is 0 on every seed, or equal to `below`, nothing was
-    given back or all of it, by the same computation: there the ends are the ratio. shares: of counts, which tie by
-    chance."""
+    not distinguishable from zero. All are NaN where mean(below) is not positive. Ends are infinite where these r are no
+    interval; NaN with one pair, and where the pairs tie, so that nothing is known of their spread. Where `above` is 0 on
+    every seed, or equal to `below`, nothing was given back or all of it, by the same computation: there the ends are
+    the ratio. shares: of counts, which tie by chance."""
     n, a, b = len(above), float(np.mean(above)), float(np.mean(below))
-    found = a / b if b else math.nan
-    if n < 2 or not math.isfinite(a) or not math.isfinite(b):
+    if not 0 < b < math.inf:
+        return math.nan, math.nan, math.nan
+    found = a / b
+    if n < 2 or not math.isfinite(found):
         return found, math.nan, math.nan
     same = bool(same_computation(np.stack([above, np.subtract(above, below)]), shares).any())
     if not same and np.std(above - found * below) <= TIED * max(abs(a), abs(b)):

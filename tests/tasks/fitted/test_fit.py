@@ -1,5 +1,6 @@
 """The weights of a whole model, fitted layer by layer or block by block, are a start that sweeps can take."""
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from fp4dse.sweeps.weights import about, fitted
 from fp4dse.tasks import Lane, get_task
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.engine.evaluation import evaluate, evaluating
-from fp4dse.tasks.fitted.fit import ACCEPTED, fit_weights
+from fp4dse.tasks.fitted.fit import ACCEPTED, Fitted, fit_weights
 from fp4dse.tasks.start.weights import read_weights, start_from
 
 replace = msgspec.structs.replace
@@ -53,7 +54,14 @@ def test_a_sweep_that_starts_from_them_has_the_loss_that_was_found():
     recipe = replace(with_forward("mxfp4-rceil"), training=Training(trains="none"))
     started = Population(start_from(UNTRAINED, found.weights, "here"), [Lane(recipe, 1e-3, 0)], "cpu")
     assert evaluate(started)[0][0].item() == pytest.approx(found.losses["fitted"], rel=1e-6)
-    assert fit("nearest").recovered == pytest.approx(0, abs=1e-3)
+    losses = fit("nearest").losses
+    assert losses["fitted"] == pytest.approx(losses["nearest"], rel=1e-6)
+
+
+def test_where_rounding_to_nearest_loses_nothing_no_share_is_given_back():
+    for nearest in (2.0, 1.9999):
+        assert math.isnan(Fitted({}, {"bf16": 2.0, "nearest": nearest, "fitted": 1.99}, {}).recovered)
+    assert Fitted({}, {"bf16": 2.0, "nearest": 2.1, "fitted": 2.05}, {}).recovered == pytest.approx(0.5)
 
 
 @pytest.mark.heavy

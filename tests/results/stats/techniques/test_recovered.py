@@ -1,6 +1,7 @@
 """Of what rounding to nearest loses, the share that training gives back, and how sure that is."""
 
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from fp4dse.dse import Recipe, recipe_from_dict
 from fp4dse.dse.training import Training
 from fp4dse.results import open_store
 from fp4dse.results.report import write_report
+from fp4dse.results.stats.estimates.intervals import mean_interval
 from fp4dse.results.stats.techniques.recovered import ratio, recovered
 from fp4dse.results.views import VIEWS_READ
 
@@ -93,6 +95,50 @@ def test_where_nothing_was_lost_for_sure_the_interval_has_no_ends():
     assert math.isfinite(share)
     assert (low, high) == (-math.inf, math.inf)
     assert math.isnan(ratio(np.array([1.0, 1.0]), np.array([0.0, 0.0]))[0])
+
+
+@pytest.mark.parametrize("lost", [0.0, -2e-5])
+def test_of_a_loss_that_is_not_there_nothing_is_a_share(lost):
+    """Else what made things worse would have a share above 1, and an interval, too."""
+    worse = np.array([-3e-5, -2e-5, -4e-5])
+    assert np.isnan(ratio(worse, np.full(3, lost))).all()
+    assert np.isnan(ratio(worse, lost + np.array([1e-5, 0, -1e-5]))).all()
+    assert np.isnan(ratio(worse[:1], np.full(1, lost))).all()
+
+
+def test_with_one_untrained_lane_for_all_seeds_the_interval_is_that_of_what_is_given_back():
+    """Whatever was lost is one number then, without a spread: the interval is in its units, and never unbounded."""
+    given, lost = np.array([0.01, 0.03, 0.02, 0.04]), 0.005
+    over = mean_interval(given[None]).iloc[0]
+    assert ratio(given, np.full(4, lost)) == pytest.approx(tuple(over[["mean", "low", "high"]] / lost))
+
+
+def from_one_start(tmp_path, row, lost, trained):
+    """All seeds begin with the same weights; bf16 that was trained on ends `trained` above these."""
+    store, start = open_store(tmp_path / "store", create=True), {"start_digest": "1234" * 4, "start_method": "gptq"}
+    for which, losses in {
+        Recipe.named("bf16"): [2 + trained + 0.001 * seed for seed in SEEDS],
+        recipe(trains="none"): [2 + lost for _ in SEEDS],
+        recipe(): [1.99 + 0.001 * seed for seed in SEEDS],
+    }.items():
+        rows = [row(which, seed, loss, dataset_digest="gptq", **start) for seed, loss in zip(SEEDS, losses, strict=True)]
+        store.add([{**line, "val_loss_bf16": 2.0} for line in rows], "job")
+    return store
+
+
+@pytest.mark.parametrize(("lost", "trained", "empty"), [(-2e-5, -0.02, "of_base"), (0.01, 0.03, "of_bf16")])
+def test_a_share_is_empty_where_its_own_loss_is_not_there(tmp_path, row, lost, trained, empty):
+    store = from_one_start(tmp_path, row, lost, trained)
+    [line] = store.sql("FROM recovered").to_dict("records")
+    assert line["lost"] == pytest.approx(lost)
+    for name in ("of_base", "of_bf16"):
+        ends = [line[f"{name}{end}"] for end in ("", "_low", "_high")]
+        assert np.isnan(ends).all() if name == empty else np.isfinite(ends).all(), name
+    write_report(store, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    [section] = re.findall(r'(?s)<section id="recovered">(.*?)</section>', page)
+    cells = re.findall(r'<td class="n"[^>]*>(.*?)</td>', section)[:2]
+    assert [cell == "–" for cell in cells] == [empty == "of_base", empty == "of_bf16"]
 
 
 def test_pairs_that_tie_have_no_interval():
