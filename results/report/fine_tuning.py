@@ -17,8 +17,8 @@ QUERIES = ("FROM recovered",)
 ABOUT = """Rounding to nearest after training loses something, and training on with the same quantizers gives a share of
 it back: of the distance to the <b>base</b>, the same weights in BF16, and of that to <b>BF16</b> that was trained on as
 long. In brackets 95 % intervals (Fieller's): both ends of a share are means over seeds. All of a table begin with the
-weights that stand above it; where these were fitted to their quantizers, what that gave back is not in a share. Where nothing was lost there is no
-share (–)."""
+weights that stand above it: of weights that were given, intervals are over orders of data alone, and where these were
+fitted to their quantizers, what that gave back is not in a share. Where nothing was lost there is no share (–)."""
 
 
 def shares(found: Findings) -> str:

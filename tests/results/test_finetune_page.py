@@ -2,7 +2,6 @@
 
 import re
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,11 +9,11 @@ import pytest
 
 from fp4dse.dse import recipe_to_dict
 from fp4dse.results import open_store
-from fp4dse.results.stats.estimates.intervals import adjusted, mean_interval, p_value, paired_interval
+from fp4dse.results.stats.estimates.intervals import adjusted, holm, mean_interval, p_value, paired_interval
 from fp4dse.sweeps.arguments import find_space
 from tests.results.asked_once import asked_once, views_made_once
+from tests.results.finetune_page import DOCS, finetune_page, percent
 
-DOCS = Path(__file__).parents[2] / "docs"
 COLUMNS = [
     *("bf16, fprop.w nvfp4", "bf16, fprop.w mxfp4-rceil", "bf16, fprop.w e2m1 tensor one T1"),
     *("bf16, forward nvfp4", "bf16, forward mxfp4-rceil"),
@@ -38,7 +37,7 @@ ROTATED, TRAINED = ", fprop hadamard32", ", backward x+w from forward"
 
 @pytest.fixture(scope="module")
 def page():
-    return (DOCS / "finetune.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
+    return finetune_page()
 
 
 @pytest.fixture(scope="module")
@@ -182,12 +181,6 @@ def test_the_command_of_coresets_has_what_they_are_measured_from(page):
     assert all(recipe.fprop in untrained for recipe in trained)
 
 
-def percent(page, after, until):
-    """The numbers of a sentence of the page: shares in %, losses in nats."""
-    said = " ".join(page.split()).partition(after)[2].partition(until)[0]
-    return [float(number.replace(",", "")) for number in re.findall(r"(?<![\w.,])[+-]?[\d,]*\.?\d+(?![\w-])", said)]
-
-
 def rounded_share(line):
     return [round(100 * x) for x in line]
 
@@ -233,38 +226,47 @@ def test_what_fitting_gives_back_is_what_the_page_computes(page, losses, monkeyp
     best = [max(rows[i][column][0] for i in (0, 1, 2, 4)) for column in range(4)]
     assert best == [46, 54, 13, 30]
     assert "13 % with NVFP4 (GPTQ) and 30 % with MXFP4 (MR-GPTQ)" in " ".join(page.split())
+    for of in ROUNDED:  # "any four of the bases choose the same one"
+        every = np.array([losses[of, method] for method in FITTED])
+        assert {np.delete(every, left_out, 1).mean(1).argmin() for left_out in range(5)} == {every.mean(1).argmin()}
     assert "13 % with NVFP4 in both operands and 30 % with MXFP4" in (DOCS / "weights.md").read_text(encoding="utf-8")
 
 
-def test_which_methods_are_told_apart_is_what_the_page_says(page, losses):
-    def told(pairs):
-        p = adjusted(p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in pairs])))
-        return {pair for pair, own in zip(pairs, p, strict=True) if own < 0.05}
+def test_which_methods_are_distinguishable_is_what_the_page_says(page, losses):
+    def better(pairs, adjust):
+        """Those with p < .05, the one with the smaller loss before the other."""
+        p = adjust(p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in pairs])))
+        found = [pair for pair, own in zip(pairs, p, strict=True) if own < 0.05]
+        return {(of, *sorted((a, b), key=lambda method: losses[of, method].mean())) for of, a, b in found}
 
-    against = [(of, method, "nearest") for of in ROUNDED for method in FITTED]
-    raw = p_value(np.array([losses[of, a] - losses[of, b] for of, a, b in against]))
-    apart = told(against)
-    assert (len(against), len(apart), (raw < 0.05).sum()) == (16, 7, 7)
-    assert percent(page, "Told apart from nearest are the seven of", "comparisons;") == [16, 0.05, 16]
-    assert "llm-fp4" not in {method for _, method, _ in apart}
-    pairs = [(of, a, b) for of in ROUNDED for a, b in combinations(FITTED, 2)]
-    better = {(of, a, b) if losses[of, a].mean() < losses[of, b].mean() else (of, b, a) for of, a, b in told(pairs)}
     weights, weights_mx, both, both_mx = ROUNDED
+    against = [(of, method, "nearest") for of in ROUNDED for method in FITTED]
+    apart = better(against, adjusted)
+    assert (len(against), len(apart), len(better(against, lambda p: p))) == (16, 7, 7)
+    said = percent(page, "Distinguishable from rounding to nearest are the seven", "by Benjamini")
+    assert said == [16, 0.05, 16]
+    assert "llm-fp4" not in {method for _, method, _ in apart}
+    surest = {(weights, "mr-gptq"), (weights_mx, "mr-gptq"), (weights_mx, "block-ap"), (both, "gptq")}
+    assert better(against, holm) == {(*of, "nearest") for of in surest}
+    pairs = [(of, a, b) for of in ROUNDED for a, b in combinations(FITTED, 2)]
     ahead = [(weights, "gptq"), (weights, "llm-fp4"), (weights_mx, "llm-fp4"), (weights_mx, "block-ap")]
     ahead += [(both_mx, method) for method in FITTED[:3]]
     said = {(of, "mr-gptq", method) for of, method in ahead}
-    assert (len(pairs), better) == (24, {*said, (both, "gptq", "mr-gptq"), (weights_mx, "block-ap", "llm-fp4")})
+    said |= {(both, "gptq", "mr-gptq"), (weights_mx, "block-ap", "llm-fp4")}
+    assert (len(pairs), len(said), better(pairs, adjusted)) == (24, 9, said)
+    assert better(pairs, holm) == {(weights_mx, method, "llm-fp4") for method in ("mr-gptq", "block-ap")}
     rotation = p_value(np.array([losses[of, "rotated"] - losses[of, "nearest"] for of in ROUNDED]))
     assert (rotation < 0.05).tolist() == [True, False, True, False]
     more = [losses[of, "rotated"].mean() - losses[of, "nearest"].mean() for of in (weights, both)]
     lost = [losses[of, "nearest"].mean() - losses[of, "bf16"].mean() for of in (weights, both)]
     said = percent(page, "The rotation by itself costs NVFP4", "where MR-GPTQ")
     assert said == [round(100 * x / of) for x, of in zip(more, lost, strict=True)]
-    assert percent(page, "Told apart from each other", "MR-GPTQ is better") == [24]
+    assert percent(page, "Distinguishable from each other", "MR-GPTQ is better") == [24]
 
 
 def test_training_gives_back_more_than_fitting_where_the_page_says(page, losses, store, recovered):
     rows = store.sql("SELECT recipe_label, lr, seed, val_loss, val_loss_bf16 FROM runs ORDER BY seed")
+    apart, close = [], []
     for of in ROUNDED:
         label = of + TRAINED
         own = rows[(rows["recipe_label"] == label) & (rows["lr"] == recovered.loc[label, "lr"])]
@@ -272,13 +274,18 @@ def test_training_gives_back_more_than_fitting_where_the_page_says(page, losses,
         assert (untrained["val_loss"].to_numpy() == losses[of, "nearest"]).all(), "bases are the same"
         assert (untrained["val_loss_bf16"].to_numpy() == losses[of, "bf16"]).all()
         for method in FITTED:
-            over = paired_interval((losses[of, method] - own["val_loss"].to_numpy())[None]).iloc[0]
+            more = (losses[of, method] - own["val_loss"].to_numpy())[None]
+            over = paired_interval(more).iloc[0]
             assert over["mean"] > 0
+            apart.append(p_value(more)[0])
             if (of, method) == (ROUNDED[3], "mr-gptq"):
                 said = numbers(page.partition("MR-GPTQ with MXFP4 in both operands (")[2].partition(")")[0])
                 assert said == [round(over[name], 4) for name in ("mean", "low", "high")]
+                close.append(len(apart) - 1)
             else:
                 assert over["low"] > 0
+    assert len(apart) == 16
+    assert np.flatnonzero(holm(apart) >= 0.05).tolist() == close
 
 
 def test_training_from_fitted_weights_gives_back_what_the_page_says(page, store, fitted_store, recovered, losses):
@@ -327,8 +334,12 @@ def test_training_from_fitted_weights_gives_back_what_the_page_says(page, store,
     assert percent(page, "Block-AP's depend on that:", " when fitted") == means
     [gptq] = {start for start, _ in shares.index if start.startswith("gptq")}
     line = shares.loc[(gptq, ROUNDED[0] + TRAINED)]
-    said = percent(page, "GPTQ's above, with weights alone rounded, have a `lost`", "%.")
-    assert said == [round(line["lost"], 5), round(100 * line["of_base"])]
+    [said] = percent(page, "GPTQ's above, with weights alone rounded, have a `lost`", " All seeds")
+    assert said == round(line["lost"], 5)
+    assert np.isnan(line["of_base"])
+    line = shares.loc[(block_ap, ROUNDED[0] + TRAINED)]
+    said = percent(page, "Of Block-AP's, with a `lost` of", "; where little")
+    assert said == [round(line["lost"], 4), round(100 * line["of_base"])]
 
 
 def test_coresets_lose_what_the_page_says(page, coreset_store):

@@ -129,9 +129,9 @@ def start_name(digest: object, method: object) -> str:
 def ratio(above: NDArray[np.float64], below: NDArray[np.float64], shares: bool = False) -> tuple[float, float, float]:
     """mean(above) / mean(below) of pairs, and Fieller's 95 % interval: the r for which the mean of above - r · below is
     not distinguishable from zero. All are NaN where mean(below) is not positive. Ends are infinite where these r are no
-    interval; NaN with one pair, and where the pairs tie, so that nothing is known of their spread. Where `above` is 0 on
-    every seed, or equal to `below`, nothing was given back or all of it, by the same computation: there the ends are
-    the ratio. shares: of counts, which tie by chance."""
+    interval; NaN with one pair, and where the pairs tie, so that nothing is known of their spread. Where `above` is 0
+    on every seed, or equal to `below`, nothing was given back or all of it, by the same computation: there the ends
+    are the ratio. shares: of counts, which tie by chance."""
     n, a, b = len(above), float(np.mean(above)), float(np.mean(below))
     if not 0 < b < math.inf:
         return math.nan, math.nan, math.nan

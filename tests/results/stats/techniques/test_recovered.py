@@ -121,7 +121,7 @@ def from_one_start(tmp_path, row, lost, trained):
         recipe(trains="none"): [2 + lost for _ in SEEDS],
         recipe(): [1.99 + 0.001 * seed for seed in SEEDS],
     }.items():
-        rows = [row(which, seed, loss, dataset_digest="gptq", **start) for seed, loss in zip(SEEDS, losses, strict=True)]
+        rows = [row(which, seed, losses[seed], dataset_digest="gptq", **start) for seed in SEEDS]
         store.add([{**line, "val_loss_bf16": 2.0} for line in rows], "job")
     return store
 
