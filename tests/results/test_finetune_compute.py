@@ -42,7 +42,7 @@ def test_fitting_takes_what_the_page_says_beside_training(page, small):
     layers = quantized_layers(Population(small, [Lane(recipe("nvfp4"), 1e-4, 0)], "cpu"))
     forwards = calibration * len(layers)
     assert forwards == calibration * (2 + 3 * 2), "Block-AP's, of each block"
-    said = percent(page, "Fitting](#from-fitted-weights) at `small` reads", "More layers")
+    said = percent(page, "Fitting](#from-fitted-weights) at `small` reads", "The passes of")
     sent = [samples, len(layers), forwards, 3 * tokens, round(100 * forwards / (3 * tokens))]
     assert said == [samples, calibration, texts, tokens, *sent]
     assert tokens == 50 * calibration
