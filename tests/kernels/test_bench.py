@@ -34,6 +34,7 @@ def rows(capsys):
     return ended.value.code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.heavy
 def test_every_row_stands_beside_a_copy_and_a_peer_that_is_not_there_is_no_failure(capsys):
     code, table = rows(capsys)
     assert code == 0
@@ -48,6 +49,7 @@ def test_every_row_stands_beside_a_copy_and_a_peer_that_is_not_there_is_no_failu
     assert table[-1]["time_us"] is None
 
 
+@pytest.mark.heavy
 def test_a_path_that_is_off_by_one_bit_is_told_and_fails(monkeypatch, capsys):
     sound = backend("cpu")
 

@@ -131,6 +131,7 @@ def test_its_operator_is_sound(place):
         torch.library.opcheck(torch.ops.fp4dse.both_fp8, arguments, test_utils=["test_schema", "test_faketensor"])
 
 
+@pytest.mark.heavy
 @INTERPRETED
 @pytest.mark.usefixtures("any_size", "on_units")
 def test_a_layer_has_the_same_gradients_and_state_whether_or_not_its_gradient_is_read_once(place, monkeypatch):

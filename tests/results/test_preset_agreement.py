@@ -117,6 +117,7 @@ def test_a_recipe_that_diverged_and_too_few_recipes_are_left_out(trained):
     assert preset_agreement(trained({"language:0.4M": few, "vision:small": RISING}), LADDER).lines == []
 
 
+@pytest.mark.heavy
 def test_the_shipped_file_is_what_the_store_of_the_study_says():
     store = Path(__file__).parents[2] / "docs" / "study" / "store"
     shipped = [line for line in agreements().lines if not line.preset.endswith(":quickstart")]

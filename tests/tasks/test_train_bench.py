@@ -91,6 +91,7 @@ def held_back():
     gc.enable()
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("held_back")
 def test_populations_that_a_row_compares_are_there_one_after_the_other(monkeypatch):
     """Of those before it, each finds no weight left. A row of `language:10M` on a GPU of 80 GB had no room for two."""

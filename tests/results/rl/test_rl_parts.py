@@ -22,6 +22,7 @@ def _recipe(part):
     return {"w4a4": IN_ROLLOUTS}.get(part, f"bf16, inject {part}")
 
 
+@pytest.mark.heavy
 def test_what_each_part_of_the_error_does_is_what_the_store_says(page, store, effects):
     gaps = store.sql("SELECT recipe_label, gap_bf16 FROM runs WHERE preset = 'small' AND lr = 2.4e-4 AND seed < 8")
     gaps = gaps.set_index("recipe_label")

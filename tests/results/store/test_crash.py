@@ -80,6 +80,7 @@ def test_killed_between_any_two_file_operations_nothing_is_lost_or_doubled(tmp_p
     pytest.fail("40 operations were not enough to finish")
 
 
+@pytest.mark.heavy
 def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path, row, kill_at, monkeypatch):
     """Seven files, two a part, one of them torn; every attempt dies one file operation later than the one before."""
     monkeypatch.setattr("fp4dse.results.store.compaction.FILES_PER_PART", 2)
@@ -106,6 +107,7 @@ def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp
     assert (after["inbox_files"], after["runs"], len(after["torn"])) == (0, 14, 1)
 
 
+@pytest.mark.heavy
 def test_joining_of_parts_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path, row, kill_at, monkeypatch):
     """Ten parts, three to a larger one and three of these to a still larger one; each attempt dies one step later."""
     store = open_store(tmp_path / "store", create=True)

@@ -39,6 +39,7 @@ for number, (position, bit) in enumerate(positions):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["inbox", "parts"])
 def test_a_flipped_bit_anywhere_in_a_file_is_noticed_and_crashes_nothing(store, row, kind):
     """Magic numbers, schema, rows, footer and its length: the first and last 12 bytes, and 12 places between them. It

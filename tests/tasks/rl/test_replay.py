@@ -90,6 +90,7 @@ def test_the_first_ratios_are_one_with_replay_and_without():
     assert torch.equal(again.experience._log_p(again.model), again.experience.target.log_old)
 
 
+@pytest.mark.heavy
 def test_a_lane_that_replays_is_what_it_is_beside_any_others():
     """In another order, and beside one that diverges; and replay changes what a lane learns."""
     together = train(TASK, [lane(), lane("router"), lane(rollout=None)], record=True).lanes

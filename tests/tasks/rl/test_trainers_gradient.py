@@ -125,6 +125,7 @@ def test_recording_it_changes_no_bit_and_a_lane_has_its_own_in_any_company(adapt
         assert not adapts or lane.recorded["gradient_error"] == found, "nothing else is trained"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("preset", ["smoke", "moe-smoke"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_training_records_it_at_its_steps_and_changes_none(device, preset):
