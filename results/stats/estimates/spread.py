@@ -136,34 +136,3 @@ def shrunken(
         return np.full_like(d, centre), np.full_like(d, most)
     pooled = np.where(known, (d0 * centre + d * np.where(known, variance, 0)) / (d0 + d), centre)
     return pooled, np.minimum(np.where(known, d0 + d, d0), most)
-
-
-def lane_variance(y: NDArray[np.float64]) -> float:
-    """Variance of one lane beside its recipe's mean and its seed's, NaN of too few. y: [recipes, seeds]"""
-    whole = y[np.isfinite(y).all(axis=1)]
-    if len(whole) < 2 or y.shape[1] < 2:
-        return np.nan
-    left = whole - whole.mean(axis=1, keepdims=True)
-    return float(np.square(left - left.mean(axis=0)).sum() / ((len(whole) - 1) * (y.shape[1] - 1)))
-
-
-def pooled_beside_lanes(
-    variance: NDArray[np.float64],
-    alone: NDArray[np.float64],
-    freedom: NDArray[np.float64],
-    alone_freedom: NDArray[np.float64] | None = None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Variances over seeds of several means and their degrees of freedom, pooled as far as they are alike when each is
-    held against `alone`, what independent lanes would give it. [n] each, NaN or 0 where nothing is known.
-
-    alone_freedom: of `alone`, None where it is known. A variance that is pooled is a product of the two, whose relative
-    variances, 2 over the degrees of freedom, add up."""
-    usable = (alone > 0) & (freedom > 0) & np.isfinite(variance)
-    if usable.sum() < 2:
-        return variance, freedom
-    variance, freedom = variance.copy(), freedom.copy()
-    ratio, freedom[usable] = shrunken(variance[usable] / alone[usable], freedom[usable])
-    variance[usable] = ratio * alone[usable]
-    if alone_freedom is not None:
-        freedom[usable] = 1 / (1 / freedom[usable] + 1 / alone_freedom[usable])
-    return variance, freedom

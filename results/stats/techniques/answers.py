@@ -36,7 +36,8 @@ from scipy.special import stdtrit
 
 from fp4dse.dse import recipe_from_dict
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE, known_error
-from fp4dse.results.stats.estimates.spread import lane_variances, pooled_beside_lanes
+from fp4dse.results.stats.estimates.mean_of_pairs import freedom_of_sum, mean_of_pairs, pooled_beside_lanes
+from fp4dse.results.stats.estimates.spread import lane_variances
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.techniques.questions import Question, Questions
 
@@ -102,43 +103,13 @@ def _differences(part: pd.DataFrame, values: pd.Series, pairs: Pairs) -> pd.Data
                 "effect": effect,
                 "pairs": len(at),
                 "seeds": int(np.isfinite(d).any(axis=0).sum()),
-                **_over_seeds(d[some], lane[used].sum(axis=1)),
-                "lane_freedom": _freedom(lane[used], freedom[used]),
+                **mean_of_pairs(d[some], lane[used].sum(axis=1)),
+                "lane_freedom": freedom_of_sum(lane[used], freedom[used]),
                 "diverges": int((blown[:, 1] & ~blown[:, 0]).sum()),
                 "recovers": int((blown[:, 0] & ~blown[:, 1]).sum()),
             }
         )
     return pd.DataFrame(lines)
-
-
-def _over_seeds(d: NDArray[np.float64], lanes: NDArray[np.float64]) -> dict[str, float]:
-    """The mean of pairs, its variance by the differences between seeds and that of independent lanes (alone), and the
-    degrees of freedom of the first. d: [pairs, seeds], each pair with one seed or more, NaN where it has none; lanes:
-    [pairs], the variance of a difference on one seed.
-
-    A pair weighs the same whatever its number of seeds. Each seed's part in the mean is its differences to the means of
-    their pairs; the squares of these parts add up to the variance, up to the share that the pairs' means take from it,
-    with (number of seeds - 1) degrees of freedom where all pairs have the same seeds."""
-    whole = np.isfinite(d)
-    often = whole.sum(axis=1)
-    share = whole / (often * len(d))[:, None]
-    means = np.nansum(d, axis=1) / often
-    parts = np.nansum(share * (d - means[:, None]), axis=0)
-    of_means = lanes / often if lanes.sum() > 0 else 1 / often
-    left = (of_means * (1 - 1 / often)).sum() / of_means.sum()
-    return {
-        "difference": means.mean(),
-        "variance": np.square(parts).sum() / left if left > 0 else np.nan,
-        "alone": (lanes / often).sum() / len(d) ** 2,
-        "freedom": 1 / np.square(share.sum(axis=0)).sum() - 1,
-    }
-
-
-def _freedom(variance: NDArray[np.float64], freedom: NDArray[np.float64]) -> float:
-    """Degrees of freedom of a sum of variances (Satterthwaite 1946)."""
-    known = variance > 0
-    variance, freedom = variance[known], freedom[known]
-    return float(variance.sum() ** 2 / (variance**2 / freedom).sum()) if len(variance) else np.nan
 
 
 def _with_intervals(lines: pd.DataFrame, negligible: float) -> pd.DataFrame:

@@ -21,7 +21,8 @@ from fp4dse.results.stats.estimates.intervals import (
     mean_interval,
     same_computation,
 )
-from fp4dse.results.stats.estimates.spread import lane_variance, pooled_beside_lanes
+from fp4dse.results.stats.estimates.mean_of_pairs import freedom_of_sum, mean_of_pairs, pooled_beside_lanes
+from fp4dse.results.stats.estimates.spread import lane_variances
 from fp4dse.results.stats.factors import Factor, combined
 from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import SETTING, stacked
@@ -43,7 +44,7 @@ def marginal(runs: pd.DataFrame, tables: Tables | None = None) -> pd.DataFrame:
     parts = []
     shares = {keys: bool(are_shares(part).any()) for keys, part in runs.groupby(list(SETTING), observed=True)}
     for keys, table in factor_tables(runs) if tables is None else tables:
-        lane, of_counts = lane_variance(table.y), shares[keys]
+        lanes = lane_variances(table.y)
         lines = []
         for f in table.factors:
             cell = _cells(table, f)
@@ -51,7 +52,7 @@ def marginal(runs: pd.DataFrame, tables: Tables | None = None) -> pd.DataFrame:
                 from_, to = _matches(f, cell, f.reference, level)
                 if level != f.reference and len(to):
                     line = {"factor": f.name, "reference": f.levels[f.reference], "level": f.levels[level]}
-                    lines.append(line | _compared(table, from_, to, lane, of_counts))
+                    lines.append(line | _compared(table, from_, to, lanes, shares[keys]))
                     lines[-1]["untried"] = ", ".join(_untried(table, f, level))
         if lines:
             parts.append(_with_intervals(pd.DataFrame(lines)).assign(**dict(zip(SETTING, keys, strict=True))))
@@ -61,38 +62,36 @@ def marginal(runs: pd.DataFrame, tables: Tables | None = None) -> pd.DataFrame:
 
 
 def _compared(
-    table: FactorTable, from_: NDArray[np.intp], to: NDArray[np.intp], lane: float, shares: bool
+    table: FactorTable,
+    from_: NDArray[np.intp],
+    to: NDArray[np.intp],
+    lanes: tuple[NDArray[np.float64], NDArray[np.float64]],
+    shares: bool,
 ) -> dict[str, float | int | str]:
-    """The mean over all matches of a level, with the variance over seeds and that of independent lanes. shares: the
-    losses are of counts, which tie by chance."""
+    """The mean over all matches of a level, each once, with the variance over seeds and that of independent lanes.
+    lanes: of `lane_variances`; shares: the losses are of counts, which tie by chance."""
     d = table.y[to] - table.y[from_]
     pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
-    finished = np.nanmean(d[pairs], axis=1)
-    over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
-    same = same_computation(np.nanmax(np.abs(d[:, seeds]), axis=0, initial=0)[None], shares)[
-        0
-    ]  # each match, not the mean
+    largest = np.nanmax(np.abs(d[:, seeds]), axis=0, initial=0)  # of each match, not of the mean
+    [same] = same_computation(largest[None], shares)
     blown, before = table.diverged[to], table.diverged[from_]
-    tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
-    return {
-        "matches": len(to),
-        "difference": over["mean"],
-        "variance": over["std"] ** 2 / max(over["n"], 1),
-        "alone": 2 * lane / max(pairs.sum(), 1) / max(over["n"], 1),
-        "freedom": over["n"] - 1,
-        "same": same,
-        "helps": np.mean(finished < 0) if len(finished) else np.nan,
-        "tenth": tails[0],
-        "ninetieth": tails[1],
-        "diverges": int((blown & ~before).sum()),
-        "recovers": int((before & ~blown).sum()),
-    }
+    line: dict[str, float | int | str] = dict.fromkeys(("difference", "variance", "alone", "freedom"), np.nan)
+    line |= dict.fromkeys(("lane_freedom", "helps", "tenth", "ninetieth"), np.nan)
+    if pairs.any():
+        (lane, freedom), used = lanes, np.stack([from_, to], axis=1)[pairs]
+        finished = np.nanmean(d[pairs], axis=1)
+        line |= mean_of_pairs(d[pairs], lane[used].sum(axis=1))
+        line["lane_freedom"] = freedom_of_sum(lane[used], freedom[used])
+        line["helps"] = np.mean(finished < 0)
+        line["tenth"], line["ninetieth"] = np.quantile(finished, [0.1, 0.9])
+    diverges, recovers = int((blown & ~before).sum()), int((before & ~blown).sum())
+    return {"matches": len(to), "same": same, "diverges": diverges, "recovers": recovers, **line}
 
 
 def _with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     """low, high, p and q: variances over seeds pooled over the levels, as far as they are alike beside independent
     lanes; q is p adjusted for all levels. What is the same computation in every match has 0 to 0 and p = 1."""
-    columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
+    columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom", "lane_freedom"))
     variance, freedom = pooled_beside_lanes(*columns)
     difference, known = lines["difference"].to_numpy(float), freedom > 0
     error = np.sqrt(variance)
@@ -178,8 +177,3 @@ def _untried(table: FactorTable, f: Factor, level: int) -> list[str]:
             with_, without = (np.bincount(g.codes[side], minlength=len(g.levels)) > 0 for side in sides)
             alone += [f"{g.name} = {g.levels[code]}" for code in np.flatnonzero(with_ != without)]
     return alone
-
-
-def _mean(d: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Per seed, the mean over matches that have it."""
-    return np.asarray(np.nansum(d, axis=0) / np.isfinite(d).sum(axis=0))

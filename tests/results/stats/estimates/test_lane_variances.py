@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fp4dse.results.stats.estimates.spread import lane_variances, pooled_beside_lanes, spread_over_seeds
+from fp4dse.results.stats.estimates.mean_of_pairs import pooled_beside_lanes
+from fp4dse.results.stats.estimates.spread import lane_variances, spread_over_seeds
 
 
 def test_lanes_vary_as_the_errors_of_their_means_say_and_nothing_is_known_of_a_recipe_without_a_seed():
@@ -21,7 +22,7 @@ def test_a_variance_that_is_held_against_an_estimate_has_fewer_degrees_of_freedo
     rng, freedom = np.random.default_rng(1), np.full(400, 2.0)
     alone = np.geomspace(0.1, 10, 400)
     of = alone * rng.chisquare(2, 400) / 2
-    known, many = pooled_beside_lanes(of, alone, freedom)
+    known, many = pooled_beside_lanes(of, alone, freedom, np.full(400, np.inf))
     held, few = pooled_beside_lanes(of, alone, freedom, np.full(400, 10.0))
     assert held.tolist() == known.tolist() == pytest.approx(alone, rel=0.15)
     assert 1 / few == pytest.approx(1 / many + 0.1)
