@@ -77,7 +77,7 @@ class Population:
         return torch.tensor([self.seeds.index(lane.seed) for lane in lanes], device=self.device)
 
     def _build(self, lanes: Sequence[Lane], parameters: dict[str, Tensor], seeds: Sequence[int]) -> None:
-        """parameters: emptied, once the model has them; seeds: of the quantizers' random bits, one a lane."""
+        """parameters: emptied: the model has a dict of its own; seeds: of the quantizers' random bits, one a lane."""
         task, device = self.task, self.device
         self.lanes = list(lanes)
         self.shapes = {name: (value.shape[1:], value.dtype) for name, value in parameters.items()}
@@ -94,7 +94,7 @@ class Population:
         self.numerics.packed, self.numerics.recompute = task.packed, task.recompute
         self.numerics.swiglu8 = task.swiglu8
         self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
-        self.model = task.model(parameters, self.numerics)
+        self.model = task.model(dict(parameters), self.numerics)
         parameters.clear()  # or they would be kept beside the optimizer's
         self.numerics.check_layers()
         self.fallbacks += getattr(self.model, "notes", [])

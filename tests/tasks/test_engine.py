@@ -15,6 +15,8 @@ from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Population, curve_steps
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.loss_record import LossRecord
+from fp4dse.tasks.optimizers import make_optimizer
+from fp4dse.tasks.regression import Mlp
 
 NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")  # one structural signature
 
@@ -57,23 +59,43 @@ def test_lanes_of_a_seed_start_from_the_same_weights_and_see_the_same_batches():
     assert all(torch.equal(alone[k][0], together[k][1]) for k in alone)
 
 
-def test_weights_of_the_start_are_not_kept_beside_the_optimizers():
+def test_weights_of_the_start_are_not_kept_beside_the_optimizers(monkeypatch):
     """Of a model of billions each copy, and each index of its parameters, takes a good part of a device."""
-    task, given = short("vision", "smoke"), []
+    task, given, kept = short("vision", "smoke"), [], []
 
     def model(parameters, numerics):
-        given.extend((parameters, weakref.ref(next(iter(parameters.values())))))
+        given.extend(weakref.ref(of) for of in parameters.values())
         return task.model(parameters, numerics)
 
+    def optimizer(*of):
+        made = make_optimizer(*of)
+        kept.extend(of() is not None for of in given)
+        return made
+
+    monkeypatch.setattr("fp4dse.tasks.engine.population.make_optimizer", optimizer)
     p = Population(msgspec.structs.replace(task, model=model, weight_decay=0.0), lanes_of(task), "cpu")
-    parameters, first = given
-    assert not parameters
-    assert first() is None
+    assert kept
+    assert not any(kept)
     elements = {
         name for name, of in vars(p.optimizer).items() if isinstance(of, torch.Tensor) and of.numel() >= 9 * 100
     }
     assert elements == {"flat"}
     assert p.optimizer.tensors.of_element is None
+
+
+def test_a_model_may_keep_the_parameters_that_it_is_given():
+    """And read them later, such as those that it does not train."""
+    task = short("regression", "smoke")
+
+    class Keeps(Mlp):
+        def __init__(self, parameters, numerics):
+            super().__init__(parameters, numerics)
+            self.all = parameters
+
+        def forward(self, x):
+            return super().forward(x) + 0 * self.all["w0"].sum()
+
+    assert len(results(msgspec.structs.replace(task, model=Keeps), lanes_of(task))) == len(lanes_of(task))
 
 
 def test_an_optimizer_that_keeps_something_per_tensor_has_the_tensor_of_each_weight():
