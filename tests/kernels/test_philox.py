@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fp4dse.kernels.ops import philox
+from fp4dse.tasks.threads import torch_threads
 
 
 def _hex(words):
@@ -90,16 +91,36 @@ def test_a_normal_draw_is_box_muller_whatever_pieces_and_threads_make_it(monkeyp
         radius, angle = torch.sqrt(-2 * torch.log(u[:, :half])), 2 * torch.pi * u[:, half:]
         return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :count].float()
 
-    used = set()
-    pairs = philox._write_pairs
-    monkeypatch.setattr(philox, "_write_pairs", lambda *of: (used.add(threading.get_ident()), pairs(*of)))
-    monkeypatch.setattr(philox, "_processors", lambda: threads)
-    monkeypatch.setattr(philox, "OF_A_THREAD", 1 if native else 1 << 30)
-    for piece in (7, 64, 1 << 15):
-        monkeypatch.setattr(philox, "PAIRS", piece)
-        for seeds, count in itertools.product(([0], [3, 2**40 + 1, 5]), (1, 2, 3, 6, 127, 1000)):
-            keys = torch.tensor(seeds)
-            expected = whole(keys, 9, count)
-            assert torch.equal(philox.normal(keys, 3, 0, 9, count), expected), (piece, seeds, count)
-            assert torch.equal(philox.normal(keys, 3, 0, 9, count, 0.3), 0.3 * expected), (piece, seeds, count)
-    assert (len(used) > 1) == (native and threads > 1)
+    monkeypatch.setattr(philox, "LARGE", 1 if native else 1 << 30)
+    with torch_threads(threads):
+        for piece in (7, 64, 1 << 15):
+            monkeypatch.setattr(philox, "PAIRS", piece)
+            for seeds, count in itertools.product(([0], [3, 2**40 + 1, 5]), (1, 2, 3, 6, 127, 1000)):
+                keys = torch.tensor(seeds)
+                expected = whole(keys, 9, count)
+                assert torch.equal(philox.normal(keys, 3, 0, 9, count), expected), (piece, seeds, count)
+                assert torch.equal(philox.normal(keys, 3, 0, 9, count, 0.3), 0.3 * expected), (piece, seeds, count)
+
+
+def threads_of_a_draw(monkeypatch, at_once: int, pieces: int, threads: int) -> set[int]:
+    """Threads that write the pieces of a large draw, each of which waits until so many are being written."""
+    used, together = set(), threading.Barrier(at_once, timeout=20)
+    monkeypatch.setattr(philox, "_write_pairs", lambda *_: (used.add(threading.get_ident()), together.wait()))
+    with torch_threads(threads):
+        philox.normal(torch.tensor([0]), 3, 0, 9, 2 * pieces * philox.PAIRS)
+    return used
+
+
+def test_two_threads_write_a_large_draw_at_once_and_a_process_that_has_one_writes_it_itself(monkeypatch):
+    """Workers of a sweep on a CPU have one each, as there is one a core."""
+    assert len(threads_of_a_draw(monkeypatch, at_once=2, pieces=6, threads=2)) == 2
+    assert threads_of_a_draw(monkeypatch, at_once=1, pieces=6, threads=1) == {threading.get_ident()}
+
+
+def test_a_draw_takes_no_more_threads_than_it_has_pieces(monkeypatch):
+    assert len(threads_of_a_draw(monkeypatch, at_once=4, pieces=4, threads=40)) == 4
+
+
+def test_the_threads_of_a_draw_have_a_limit(monkeypatch):
+    most = philox.MOST_THREADS
+    assert len(threads_of_a_draw(monkeypatch, at_once=most, pieces=2 * most, threads=most + 4)) == most

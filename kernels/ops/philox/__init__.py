@@ -9,7 +9,6 @@ whatever the neighbours draw. `step`, `site` and `call` may be tensors: the step
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,8 +27,10 @@ PIECE = 1 << 16
 """Counters, of all lanes together, that draws of 16 bits make at a time."""
 PAIRS = 1 << 15
 """Pairs, of all lanes together, that normal draws make at a time: they stay in a processor's cache."""
-OF_A_THREAD, MOST_THREADS = 1 << 18, 16
-"""Normal numbers that are worth native code and a further thread, and the most of these."""
+LARGE = 1 << 18
+"""Normal numbers, of all lanes together, from which a draw is worth building native code and starting threads."""
+MOST_THREADS = 16
+"""That make one draw."""
 
 _MASK = 0xFFFFFFFF
 MULTIPLIERS = _M0, _M1 = 0xD2511F53, 0xCD9E8D57
@@ -109,18 +110,19 @@ def normal(seeds: Tensor, stream: int, step: int, site: int, count: int, std: fl
     """float32 [L, count], normal with this standard deviation, by Box–Muller in float64 (on the CPU, so that devices
     agree). The numbers of a lane are radius · cos(angle) of all pairs, then radius · sin(angle) of all.
 
-    Large draws, the weights of models, are made piece by piece, on all processors that this process may use. No bit
-    depends on either.
+    Draws are made piece by piece, and large ones, the weights of models, by as many threads as torch may use, 16 at
+    most: where workers share a machine, each keeps to its part. No bit depends on either.
     """
     keys, half = seeds.cpu(), -(-count // 2)
     out = torch.empty(len(keys), count)
-    is_large = out.numel() >= OF_A_THREAD  # native code is not built for others
+    is_large = out.numel() >= LARGE  # native code is not built for others
     kernels = _PHILOX.kernels(keys) if is_large else None
     draw = partial(kernels.words if kernels else words, keys, stream, torch.tensor(step), torch.tensor(site))
     piece = max(1, PAIRS // max(1, len(keys)))
     pieces = [range(first, min(first + piece, half)) for first in range(0, half, piece)]
     make = partial(_write_pairs, out, draw, std)
-    if is_large and (threads := min(MOST_THREADS, _processors(), out.numel() // OF_A_THREAD)) > 1:
+    threads = min(MOST_THREADS, torch.get_num_threads(), len(pieces)) if is_large else 1
+    if threads > 1:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(make, pieces))
     else:
@@ -152,8 +154,3 @@ def _uniform(draw: Callable[..., Tensor], elements: range) -> Tensor:
     four = draw(-(-elements.stop // 4) - first, torch.tensor(first)).flatten(1)
     mine = four[:, elements.start - 4 * first : elements.stop - 4 * first]
     return mine.view(torch.uint32).to(torch.float64).add_(0.5).mul_(2.0**-32)
-
-
-def _processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
