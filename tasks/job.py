@@ -114,7 +114,7 @@ class JobResult(msgspec.Struct):
 class Progress(msgspec.Struct):
     """One line of a worker's standard output while it runs. `losses`: current training loss per lane, None if dead, or
     not known yet. `phase`: `setup`, until data and weights are on the device; `first step`, until the first report of
-    training, when kernels are compiled; …"""
+    training, when a GPU compiles kernels; …"""
 
     phase: Literal["setup", "first step", "train", "evaluate"]
     step: int

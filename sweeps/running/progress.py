@@ -28,9 +28,10 @@ LINE_S = 10.0
 WAITS = {
     "start": "a worker starts",
     "setup": "data and initial weights are made",
-    "first step": "kernels are compiled for the first steps",
+    "first step": "the first steps, for which a GPU compiles kernels",
 }
-"""Phase of a job that has no loss yet -> what it waits for."""
+"""Phase of a job that has no loss yet -> what it waits for. `start`, until the job's first report, is a phase of
+JobState alone; the others are phases of Progress, too."""
 
 Show = Callable[[SweepState], None]
 
@@ -112,8 +113,9 @@ def watch(read: Callable[[], SweepState], console: Console, wait_s: float = 1.0)
 
 
 def remarks(state: SweepState) -> list[str]:
-    """Lines below the headline: what it waits for, the best so far, retries, failures."""
+    """Lines below the headline: what it and its jobs wait for, the best so far, retries, failures."""
     lines = [state.trouble] if state.trouble and state.driver_is_alive else []
+    lines += waits_of(state)
     lines += [f"best so far: {best}" for best in state.best]
     lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
     lines += [failure.sentence() for failure in state.failures.values()]
@@ -128,7 +130,10 @@ def job_line(progress: Progress) -> str:
 
 
 def waits_of(state: SweepState) -> list[str]:
-    """A sentence for each thing that jobs without a loss wait for: `language:moe8-4B: data and initial weights …`."""
+    """A sentence for each thing that jobs without a loss wait for, while the sweep runs: `language:moe8-4B: data and
+    initial weights …`."""
+    if not state.driver_is_alive:
+        return []
     found = [f"{job.task}:{job.preset}: {WAITS[job.phase]}" for job in state.running if job.phase in WAITS]
     return list(dict.fromkeys(found))
 
@@ -145,7 +150,7 @@ def _plain_lines(file: TextIO) -> Show:
             last = now, news
             losses = [f"{job.task} {job.loss:.4g}" for job in state.running if job.loss is not None]
             extra = [state.trouble] if state.trouble and not state.ended else []
-            extra += [] if state.ended else waits
+            extra += waits
             extra += [f"median losses: {', '.join(losses)}"] if losses else []
             extra += [f"best so far: {' | '.join(state.best)}"] if state.best else []
             print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=file, flush=True)

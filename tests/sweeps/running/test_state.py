@@ -12,7 +12,7 @@ from fp4dse.dse import Recipe, StoreError
 from fp4dse.results.store.locks import birth
 from fp4dse.sweeps.executors import Pace
 from fp4dse.sweeps.running import progress
-from fp4dse.sweeps.running.progress import display, duration, headline, render
+from fp4dse.sweeps.running.progress import WAITS, display, duration, headline, render
 from fp4dse.sweeps.running.state import Clock, Failure, JobState, SweepState, read_state, write_state
 from fp4dse.tasks.job import Job, Lane
 
@@ -132,7 +132,15 @@ def test_a_plain_line_says_what_a_job_without_a_loss_waits_for(capsys, monkeypat
     first, second = capsys.readouterr().err.splitlines()
     name = ":".join(TASK)
     assert first.count(f"{name}: data and initial weights are made") == 1
-    assert f"{name}: kernels are compiled" in second
+    assert f"{name}: the first steps, for which a GPU compiles kernels" in second
+
+
+def test_a_terminal_says_what_a_job_without_a_loss_waits_for_while_its_sweep_runs():
+    waits = [JobState(*TASK, lanes=1, phase=phase, step=0, steps=200, alive=0, loss=None) for phase in WAITS] * 2
+    text, name = shown(state(running=waits)), ":".join(TASK)
+    assert [text.count(f"{name}: {sentence}") for sentence in WAITS.values()] == [1, 1, 1]
+    for over in (state(running=waits, pid=2**22 + 1), state(running=waits, ended="finished")):
+        assert not any(sentence in shown(over) for sentence in WAITS.values())
 
 
 def test_nothing_is_shown_where_nothing_was_asked_for(capsys):
