@@ -106,9 +106,9 @@ class LaneOptimizer:
         named = [self.rule.columns(n) for n in numbers]
         self.columns = {name: column([lane[name] for lane in named]) for name in named[0]}
         self.lr = lr[:, None]
-        self.weight_decay = column([n.weight_decay for n in numbers]) if any(n.weight_decay for n in numbers) else None
-        self.no_decay = torch.zeros_like(self.lr)
-        self.decaying = None if self.weight_decay is None else self._of_tensors(decays(model))
+        self.weight_decay = column([n.weight_decay for n in numbers])
+        self.decaying = self._of_tensors(decays(model)) if any(n.weight_decay for n in numbers) else None
+        """Parameters [P] that decay; None where no lane's do."""
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
         self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
 
@@ -219,9 +219,8 @@ class LaneOptimizer:
 
     def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
         """The whole update by one function, in place."""
-        decay = self.no_decay if self.weight_decay is None else self.weight_decay
         constants = (self.columns[name] for name in NUMBERS[1:6])
-        numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
+        numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, self.weight_decay], dim=1)
         if self.ramps:
             ramped.adamw(self.flat, self.kept, gradient, alive, numbers, self.decaying, self.copies)
         else:
@@ -230,7 +229,7 @@ class LaneOptimizer:
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""
-        if self.weight_decay is None or self.decaying is None:
+        if self.decaying is None:
             return x
         decay = self.weight_decay[of]
         return torch.where((decay > 0) & self.decaying, x + self.flat[of] * decay, x)

@@ -47,9 +47,9 @@ def check_same(before: Tuned, task: Task, more: Mapping[str, object], instead: s
 def decays_and_clips(trainer: Trainer, found: Tuned) -> list[Point]:
     """Other weight decays and clips at the best rate of a class and at twice that, on the seeds of the rates."""
     task, recipes = trainer.task, representatives()
-    largest = task.weight_decay >= DECAYS[-1]  # of a preset that has it: the next one is tried at once
-    more = [decay for decay in BEYOND if decay > task.weight_decay][: int(largest)]
-    decays = [None, *(decay for decay in (*DECAYS, *more) if decay != task.weight_decay)]
+    own = task.weight_decay
+    more = [decay for decay in BEYOND if decay > own][:1] if own >= DECAYS[-1] else []  # none of DECAYS is beyond it
+    decays = [None, *(decay for decay in (*DECAYS, *more) if decay != own)]
     clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
     others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
     asked = [
