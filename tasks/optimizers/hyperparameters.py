@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
 import msgspec
+import torch
 from torch import Tensor
 
 from fp4dse.dse.optimizer import SGD, AdamW, Muon, StableSPAM
@@ -20,15 +21,18 @@ if TYPE_CHECKING:
 class Tensors(NamedTuple):
     """Layout of a model's parameter tensors within the flat one.
 
-    sizes       number of elements of each
-    of_element  for each element the index of its tensor, int64 [P]; None for a rule that keeps nothing per tensor, as
-                it takes twice the weights' memory
-    matrices    (outputs, inputs) of each that is the weight of a hidden layer, None for the others
+    sizes     number of elements of each
+    matrices  (outputs, inputs) of each that is the weight of a hidden layer, None for the others
     """
 
     sizes: Sequence[int]
-    of_element: Tensor | None
     matrices: Sequence[tuple[int, int] | None]
+
+    def per_element(self, x: Tensor) -> Tensor:
+        """For each element the number of its tensor: x [L, T] -> [L, P]. Without an index of the elements, which would
+        take twice the weights' memory."""
+        of_each = zip(x.split(1, dim=1), self.sizes, strict=True)
+        return torch.cat([number.expand(-1, size) for number, size in of_each], dim=1)
 
 
 class Numbers(msgspec.Struct, frozen=True):

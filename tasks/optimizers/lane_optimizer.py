@@ -79,11 +79,7 @@ class LaneOptimizer:
         self.gradients = Gradients(model, self.sizes, self.flat)
         self.per = dict(self.rule.STATE)
         """Name of what is kept -> per what it has a number."""
-        of_element: Tensor | None = None
-        if "tensor" in self.per.values():
-            counts = torch.tensor(self.sizes, device=device)
-            of_element = torch.repeat_interleave(counts, output_size=sum(self.sizes))
-        self.tensors = Tensors(self.sizes, of_element, hidden_matrices(model))
+        self.tensors = Tensors(self.sizes, hidden_matrices(model))
         self.learned = Learned(model, self.tensors, device)
         only = torch.tensor([n.trains == "learned" for n in numbers])
         self.still = only.to(device)[:, None] & ~self._of_tensors(are_learned(model)) if only.any() else None

@@ -53,12 +53,7 @@ def update(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The update before the learning rate, [L, P], and the new state."""
     over_top, over_norm, over_square, correction1, correction2, reset = numbers
-    sizes, of_element = list(tensors.sizes), tensors.of_element
-    assert of_element is not None
-
-    def per_element(x: Tensor) -> Tensor:  # [L, T] -> [L, P]
-        return x.index_select(1, of_element)
-
+    sizes, per_element = list(tensors.sizes), tensors.per_element
     largest = torch.stack([part.abs().amax(dim=1) for part in g.split(sizes, 1)], dim=1)  # [L, T]
     top = state["top"] * c["theta"] + largest * c["past_theta"]
     limit = per_element(top / over_top)

@@ -80,7 +80,6 @@ def test_weights_of_the_start_are_not_kept_beside_the_optimizers(monkeypatch):
         name for name, of in vars(p.optimizer).items() if isinstance(of, torch.Tensor) and of.numel() >= 9 * 100
     }
     assert elements == {"flat"}
-    assert p.optimizer.tensors.of_element is None
 
 
 def test_a_model_may_keep_the_parameters_that_it_is_given():
@@ -98,11 +97,12 @@ def test_a_model_may_keep_the_parameters_that_it_is_given():
     assert len(results(msgspec.structs.replace(task, model=Keeps), lanes_of(task))) == len(lanes_of(task))
 
 
-def test_an_optimizer_that_keeps_something_per_tensor_has_the_tensor_of_each_weight():
+def test_a_number_of_each_tensor_is_spread_over_its_weights():
     task = short("vision", "smoke")
     p = Population(task, lanes_of(task, names=("nvfp4-stable-spam",)), "cpu")
-    sizes, of_element = p.optimizer.sizes, p.optimizer.tensors.of_element
-    assert torch.equal(of_element, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)))
+    sizes, lanes = torch.tensor(p.optimizer.sizes), len(p.lanes)
+    numbers = torch.arange(lanes * len(sizes)).view(lanes, -1)
+    assert torch.equal(p.optimizer.tensors.per_element(numbers), numbers.repeat_interleave(sizes, dim=1))
 
 
 def test_seeds_of_the_teacher_do_not_depend_on_each_other():

@@ -252,7 +252,7 @@ def test_an_update_never_waits_for_the_device():
         g, hidden = torch.randn(3, sum(sizes)), sizes[0] + sizes[2]
         state = {"momentum": torch.zeros(3, hidden), **{name: torch.zeros(3, 48) for name in ("mean", "square")}}
         c = {name: torch.zeros(3, 1) for name in columns}
-        out, kept = muon.update(g, state, c, [torch.ones(3, 1)] * 2, Tensors(sizes, torch.zeros(0), matrices))
+        out, kept = muon.update(g, state, c, [torch.ones(3, 1)] * 2, Tensors(sizes, matrices))
         with pytest.raises(RuntimeError):
             out.sum().item()
     assert [tuple(of.shape) for of in (out, *kept.values())] == [(3, sum(sizes)), (3, hidden), (3, 48), (3, 48)]
