@@ -2,12 +2,12 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.estimator import STE, Through
-from fp4dse.dse.exactness import product_format
+from fp4dse.dse.exactness import fp8_format, has_factor, product_format
 from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
 from fp4dse.dse.rules.quantizers import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
@@ -325,12 +325,19 @@ def test_columns_read_as_a_person_would_ask():
     assert (columns["fprop_rotation"], columns["wgrad_rotation"]) == ("none", "rht16")
 
 
+UNLIKE_IN_FP8 = tuple(replace(changed("mxfp4", "fprop.x", range=name), gemm="fp8-exact") for name in ("3/4", "full"))
+"""Their fprop.x differs in range alone, and so in whether its products in FP8 have a factor."""
+
+
 @given(pair=pairs())
+@example(pair=UNLIKE_IN_FP8)
 def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
     def structure(recipe):
+        """All that a signature may tell apart, said here a second time."""
         r = recipe.canonical()
         slots = [None if r.slot(slot).is_plain else layout(r.slot(slot)) for slot in SLOTS]
         products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
+        in_fp8 = [(fp8_format(r.slot(slot)), has_factor(r.slot(slot))) for slot in SLOTS if r.gemm == "fp8-exact"]
         of_stages = [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED]
         passages = [(getattr(r.estimator, x), r.slot(f"fprop.{x}")) for x in STAGES["fprop"]]
         passages = [
@@ -342,7 +349,7 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         keeps = [q for q in (r.fprop.x, r.fprop.w) if q.tensor_scale and q.tensor_scale.amax != "current"]
         changes = keeps or type(r.fprop.w.rounding).__name__ == "Ema" or r.layers or r.finish
         around = *around, bool(r.training.rollout and changes)
-        return slots, products, of_stages, [p if p[0] != Through() else None for p in passages], around
+        return slots, products, in_fp8, of_stages, [p if p[0] != Through() else None for p in passages], around
 
     def stored(scale):
         return scale_key(scale), getattr(scale, "convention", "")
