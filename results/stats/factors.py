@@ -34,6 +34,10 @@ PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16", "ex
 FEW = 64
 """Recipes that are looked at first, where all have to agree."""
 
+CACHED = 64
+"""Sets of recipes whose factors are kept: `varied_by` asks for one setting after another, and each statistic of a store
+asks for all of them again."""
+
 _SLOTS = {
     "*": "fprop_x fprop_w dgrad_g dgrad_w wgrad_g wgrad_x",
     "backward": "dgrad_g dgrad_w wgrad_g wgrad_x",
@@ -146,7 +150,7 @@ def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
     return bool((of_level[b] == a).all())
 
 
-@lru_cache(maxsize=2)  # each statistic of a report asks this of the same recipes
+@lru_cache(maxsize=CACHED)
 def _carriers(keys: tuple[bytes, ...]) -> dict[bytes, bytes | None]:
     """For each factor, in their order, the first one before it that determines its level and follows from none itself;
     None where there is none. Factors are the bytes of their codes."""
@@ -160,7 +164,7 @@ def _carriers(keys: tuple[bytes, ...]) -> dict[bytes, bytes | None]:
     return out
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=CACHED)
 def _determined(kept: tuple[bytes, ...]) -> dict[bytes, dict[tuple[bytes, bytes], bytes]]:
     """For each factor the pairs of two others, in the order of `kept`, whose levels together determine its, if it was
     not fully crossed with one of them; and which one that is. Factors are the bytes of their codes.

@@ -3,7 +3,7 @@ import pytest
 
 from fp4dse.dse import Space
 from fp4dse.results.bench.generated import KNOBS, generated
-from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.factors import AXES, _carriers, _determined, factors, varied_by
 from fp4dse.results.store.schema import ROW, recipe_columns
 
 
@@ -82,3 +82,12 @@ def test_codes_point_at_levels():
             assert factor.levels[code] == (
                 "none" if pd.isna(value) else f"{value:g}" if factor.name == "*.tensor_scale" else value
             )
+
+
+def test_the_factors_of_many_settings_are_found_once():
+    parts = [generated(seeds=1, recipes=20 + i).assign(rev_engine=i) for i in range(5)]
+    runs = pd.concat(parts, ignore_index=True)
+    varied_by(runs)
+    before = [of.cache_info().misses for of in (_carriers, _determined)]
+    varied_by(runs)
+    assert [of.cache_info().misses for of in (_carriers, _determined)] == before
