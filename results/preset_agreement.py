@@ -29,7 +29,9 @@ FEW = 0.25
 """Most of these recipes that may be named as what a preset cannot see: it would be left with another question."""
 EXPLAINED = 1 / 3
 """Least share of the pairs in another order that has to go with them."""
-_ELEMENTS = [slot.replace(".", "_") + "_element" for slot in SLOTS]
+_FORWARD, _BACKWARD = (
+    [slot.replace(".", "_") + "_element" for slot in SLOTS if slot.startswith("fprop.") == of] for of in (True, False)
+)
 
 
 def preset_agreement(runs: pd.DataFrame, ladder: Sequence[str] = tuple(LADDER)) -> Agreements:
@@ -52,19 +54,15 @@ def preset_agreement(runs: pd.DataFrame, ladder: Sequence[str] = tuple(LADDER)) 
         pairs = [*product(of[preset], of.get(against, []))]
         mine, theirs = max(pairs, key=_most_shared, default=(None, None))
         if mine and theirs and len(mine.shared(theirs)) >= LEAST:
-            lines.append(_line(preset, mine, against, theirs))
+            line = _line(preset, mine, against, theirs)
+            lines += [line] if line.pairs else []  # of no pair there is no share, and the file has no NaN
     return Agreements(APART, [*ladder], lines)
 
 
 def _is_whole(rows: pd.DataFrame) -> NDArray[np.bool_]:
     """True for rows of recipes that quantize operands of the forward pass and of the backward pass, [rows]."""
-    forward, backward = (
-        np.any(
-            [rows[name].notna() & rows[name].ne("bf16") for name in _ELEMENTS if name.startswith("fprop") == of], axis=0
-        )
-        for of in (True, False)
-    )
-    return np.asarray(forward & backward)
+    forward, backward = ((rows[of].notna() & rows[of].ne("bf16")).any(axis=1) for of in (_FORWARD, _BACKWARD))
+    return (forward & backward).to_numpy()
 
 
 class _Gaps:

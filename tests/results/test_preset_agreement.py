@@ -117,6 +117,14 @@ def test_a_recipe_that_diverged_and_too_few_recipes_are_left_out(trained):
     assert preset_agreement(trained({"language:0.4M": few, "vision:small": RISING}), LADDER).lines == []
 
 
+def test_presets_without_a_pair_that_the_larger_one_tells_apart_have_no_line(trained):
+    """Nothing could be said of their order, and a share of no pairs could not be read again."""
+    alike = [1.01 + 1e-6 * i for i in range(12)]
+    frame = trained({"language:1M": alike, "language:0.4M": RISING, "vision:small": RISING})
+    [one] = preset_agreement(frame, LADDER).lines
+    assert (one.preset, one.against) == ("vision:small", "language:0.4M")
+
+
 @pytest.mark.heavy
 def test_the_shipped_file_is_what_the_store_of_the_study_says():
     store = Path(__file__).parents[2] / "docs" / "study" / "store"
