@@ -193,7 +193,7 @@ def answer(
     gaps are in points.
     """
     from fp4dse.results.stats.levels import units
-    from fp4dse.results.stats.preset_warnings import warnings_of_tasks
+    from fp4dse.results.stats.preset_warnings import warnings_of_answers
     from fp4dse.results.stats.techniques.answers import answers, effects_of
     from fp4dse.results.stats.techniques.questions import load_questions
     from fp4dse.results.text.answer_tables import answer_rows, effect_tables
@@ -203,7 +203,7 @@ def answer(
     asked = load_questions(questions)
     runs = open_given(store).runs()
     effects = effects_of(runs, asked)
-    found, warnings = answers(effects, asked), warnings_of_tasks(effects)
+    found, warnings = answers(effects, asked), warnings_of_answers(effects, {asked.screen, *asked.later})
     if as_json:
         print_json({"effects": records(effects), "answers": records(found), "warnings": warnings})
         return

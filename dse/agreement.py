@@ -99,8 +99,19 @@ def agreements() -> Agreements:
 
 
 def warning(task: str, preset: str, dataset_digest: str, found: Agreements | None = None) -> str | None:
-    """A sentence without a full stop for who chooses by this preset; None where it agrees, and for tasks of which the
-    file has no preset at all, which stand for themselves. found: None for the shipped file."""
+    """`other_order` with what to do about it, for who chooses by this preset."""
+    found = found or agreements()
+    says = other_order(task, preset, dataset_digest, found)
+    if says is None:
+        return None
+    when = "before you use a recipe, " if found.of(f"{task}:{preset}", dataset_digest) else ""
+    return f"{says}; {when}ask --task {found.to_ask}"
+
+
+def other_order(task: str, preset: str, dataset_digest: str, found: Agreements | None = None) -> str | None:
+    """A sentence without a full stop: how many pairs of recipes larger models order otherwise than this preset, or that
+    nobody knows. None where it agrees, and for tasks of which the file has no preset at all, which stand for
+    themselves. found: None for the shipped file."""
     found = found or agreements()
     name, ask = f"{task}:{preset}", found.to_ask
     lines = found.of(name, dataset_digest)
@@ -108,12 +119,10 @@ def warning(task: str, preset: str, dataset_digest: str, found: Agreements | Non
         is_compared = any(line.preset.partition(":")[0] == task for line in found.lines)
         if not is_compared or found.is_rung(name, dataset_digest):
             return None
-        unknown = "nobody has compared this preset's order of recipes, on these data, with a larger model's"
-        return f"{unknown}; ask --task {ask}"
+        return "nobody has compared this preset's order of recipes, on these data, with a larger model's"
     line = next((line for line in lines if line.against == ask), lines[0])
     if line.agree >= WANTED:
         return None
     model = f"{ask}, which agrees with larger models" if line.against == ask else line.against
     why = f"; this task does not see what is wrong with {line.unseen.words()}" if line.unseen else ""
-    share = f"{100 * (1 - line.agree):.0f} % of pairs of recipes"
-    return f"{share} are ordered otherwise by {model}{why}; before you use a recipe, ask --task {ask}"
+    return f"{100 * (1 - line.agree):.0f} % of pairs of recipes are ordered otherwise by {model}{why}"

@@ -123,7 +123,8 @@ def test_compare_of_one_recipe_lists_what_single_changes_do(run, finished):
 
 
 def test_answers_warn_of_presets_that_do_not_resolve_or_order_recipes_otherwise(run, finished, monkeypatch):
-    """In the words of verdicts, with the task's name, since answers are of several."""
+    """In the words of verdicts, with the name of the task, since answers are of several, and without sending the reader
+    to another; and of those alone that the file asks."""
     task, digest = ("regression", "quickstart"), open_store("runs/few/store").runs()["dataset_digest"].iloc[0]
     noisy = resolution.Resolved(":".join(task), digest, 1, ratio=4.1, tells_apart=True, least=0.0057)
     monkeypatch.setattr(resolution, "resolved", lambda: [noisy])
@@ -132,9 +133,15 @@ def test_answers_warn_of_presets_that_do_not_resolve_or_order_recipes_otherwise(
         "[[question.effect]]\n"
         'name = "NVFP4 for MXFP4"\nfrom = { "recipe" = "mxfp4" }\nto = { "recipe" = "nvfp4" }\n'
     )
-    says = [resolution.warning(*task, digest, 1, [noisy]), agreement.warning(*task, digest)]
+    says = [resolution.warning(*task, digest, 1, [noisy]), agreement.other_order(*task, digest)]
     assert "mostly finds differences in loss of 0.57 %" in says[0]
+    assert agreement.warning(*task, digest).startswith(f"{says[1]}; before you use a recipe, ask --task ")
     found = json.loads(run("answer", "mine.toml", "--json").out)
     assert found["warnings"] == [{"task": "regression:quickstart", "warning": text} for text in says]
     printed = " ".join(run("answer", "mine.toml").out.split())
     assert all(f"Beware: regression:quickstart: {text}." in printed for text in says)
+    text = Path("mine.toml").read_text().replace('screen = "regression:quickstart"', 'screen = "language:0.4M"')
+    Path("mine.toml").write_text(text)
+    elsewhere = json.loads(run("answer", "mine.toml", "--json").out)
+    assert {line["task"] for line in elsewhere["effects"]} == {"regression"}
+    assert elsewhere["warnings"] == []
