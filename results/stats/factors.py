@@ -85,7 +85,10 @@ VariedBySetting = Mapping[tuple[Any, ...], Varied]
 
 def varied_by(rows: pd.DataFrame) -> VariedBySetting:
     """The factors of the recipes that quantize, of each setting alone: what is said of one does not depend on which
-    others stand in the frame. rows: SETTING, config_id, points, AXES and any of AXIS."""
+    others stand in the frame; none where rows lack columns that say how a recipe is built. rows: SETTING, config_id,
+    points, AXES and any of AXIS."""
+    if not set(AXES) <= set(rows):
+        return {}
     quantize = np.flatnonzero(rows["points"].gt(0))
     read = ["points", *AXES, *(name for name in rows if name.startswith(AXIS))]  # not all that a row has: half as long
     settings = rows[list(SETTING)].iloc[quantize].groupby(list(SETTING), sort=False, observed=True)
@@ -95,11 +98,6 @@ def varied_by(rows: pd.DataFrame) -> VariedBySetting:
         first = ~ids.duplicated().to_numpy()
         found[setting] = Varied(pd.Index(ids[first]), factors(rows[read].iloc[quantize[places[first]]]))
     return found
-
-
-def varied_if_told(rows: pd.DataFrame) -> VariedBySetting:
-    """`varied_by`; none where rows lack columns that say how a recipe is built."""
-    return varied_by(rows) if set(AXES) <= set(rows) else {}
 
 
 def factors(recipes: pd.DataFrame) -> list[Factor]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,12 +35,12 @@ from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE
 from fp4dse.results.stats.estimates.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.estimates.spread import Spread, spread_over_seeds
-from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
+from fp4dse.results.stats.factors import VariedBySetting, varied_by
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, by_seed, rows_at_best_lr, setting_of
 from fp4dse.results.stats.recipes.pareto import equal_costs, front, fronts_of_any, hypervolumes, places, rivals
 from fp4dse.results.stats.recipes.summary import summarize
 
-Parts = dict[tuple[str, ...], tuple[pd.Index, NDArray[np.float64]]]
+Parts = dict[tuple[Any, ...], tuple[pd.Index, NDArray[np.float64]]]
 """Values of SETTING -> config_ids and their gaps by seed."""
 
 RESAMPLES = 1000
@@ -152,10 +152,13 @@ def costs_of(overhead: str) -> list[str]:
 
 def codes_of(part: pd.DataFrame, varied: VariedBySetting | None = None) -> pd.DataFrame:
     """Per config_id the codes of the factors of all recipes of a setting that quantize; without columns where rows lack
-    those that say how a recipe is built. part: rows of the setting; varied: of `varied_by`, if it is at hand."""
-    found = (varied_if_told(part) if varied is None else varied).get(setting_of(part))
-    if found is None:
-        return pd.DataFrame(index=pd.Index(part.loc[part["points"].gt(0), "config_id"].unique()))
+    those that say how a recipe is built. part: rows of the setting; varied: of `varied_by` of these rows or more, if it
+    is at hand. KeyError if it is of other rows."""
+    quantize = part["points"].gt(0)
+    varied = varied_by(part) if varied is None else varied
+    if not varied or not quantize.any():
+        return pd.DataFrame(index=pd.Index(np.asarray(part.loc[quantize, "config_id"].unique())))
+    found = varied[setting_of(part)]
     return pd.DataFrame({factor.name: factor.codes for factor in found.factors}, index=found.recipes)
 
 
@@ -180,7 +183,7 @@ class _Drawn(NamedTuple):
 def _drawn(
     competing: pd.DataFrame,
     parts: Parts,
-    knobs: Mapping[tuple[str, ...], pd.DataFrame] | None,
+    knobs: Mapping[tuple[Any, ...], pd.DataFrame] | None,
     resamples: int,
     seed: int,
 ) -> Iterator[_Drawn]:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
+from fp4dse.results.stats.factors import VariedBySetting, varied_by
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, bf16_cost, rows_at_best_lr
 from fp4dse.results.stats.recipes.equal_time import at_equal_time, ranking, slope_of
 from fp4dse.results.stats.recipes.equivalence import against
@@ -111,7 +111,7 @@ def versus_soonest(runs: pd.DataFrame) -> pd.DataFrame:
     none."""
     rows = rows_at_best_lr(runs)
     recipes = summarize(rows)
-    varied = varied_if_told(rows)
+    varied = varied_by(rows)
     each = settings_of(rows, with_chance(recipes, chance_of(rows, recipes, varied=varied)))
     by = {setting: "loss" if np.isnan(one.slope) else "time" for setting, one in each.items()}
     lines = versus_first(rows, each, varied)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fp4dse.dse.cost import BAND
-from fp4dse.results.stats.factors import VariedBySetting, varied_if_told
+from fp4dse.results.stats.factors import VariedBySetting, varied_by
 from fp4dse.results.stats.learning_rates import learning_rates
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, plain_ids, rows_at_best_lr, stacked
@@ -43,7 +43,7 @@ def verdicts(runs: pd.DataFrame) -> list[Verdict]:
     """One for each setting of some runs, in the order of `summarize`. runs: VERDICTS_READ at least."""
     rows = rows_at_best_lr(runs)
     recipes = summarize(rows)
-    varied = varied_if_told(rows)
+    varied = varied_by(rows)
     recipes = with_chance(recipes, chance_of(rows, recipes, varied=varied))
     return verdicts_from(rows, recipes, learning_rates(runs), confirmed_if_any(runs), varied)
 

@@ -9,8 +9,9 @@ from fp4dse.results.bench.generated import generated
 from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.estimates.shrinkage import unmoved
 from fp4dse.results.stats.estimates.spread import shrunken, spread_over_seeds
-from fp4dse.results.stats.paired import add_gap
-from fp4dse.results.stats.recipes.front_chance import _draws
+from fp4dse.results.stats.factors import varied_by
+from fp4dse.results.stats.paired import add_gap, rows_at_best_lr
+from fp4dse.results.stats.recipes.front_chance import _draws, codes_of
 from fp4dse.results.stats.recipes.pareto import front, hypervolumes
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
@@ -149,3 +150,11 @@ def test_the_reference_point_is_fixed_and_printed():
     assert hypervolume(generated(KNOBS), "steps", (5000.0, 1.0)).iloc[0]["axis"] == "steps"
     with pytest.raises(ConfigError, match=r"overhead: found 'steps'; accepted: points, .*or state the reference"):
         hypervolume(generated(KNOBS), "steps")
+
+
+def test_factors_of_other_rows_are_an_error():
+    runs = rows_at_best_lr(generated(KNOBS))
+    with pytest.raises(KeyError):
+        codes_of(runs, varied_by(runs.assign(task="another")))
+    assert list(codes_of(runs, varied_by(runs))) == list(KNOBS)
+    assert codes_of(runs[runs["is_baseline"]], varied_by(runs)).empty
