@@ -75,7 +75,7 @@ class Varied(NamedTuple):
     """The factors of the recipes of a setting that quantize."""
 
     recipes: pd.Index
-    """config_ids; the codes of factors are in their order."""
+    """config_ids, rising; the codes of factors are in their order."""
     factors: list[Factor]
 
 
@@ -92,11 +92,13 @@ def varied_by(rows: pd.DataFrame) -> VariedBySetting:
     quantize = np.flatnonzero(rows["points"].gt(0))
     read = ["points", *AXES, *(name for name in rows if name.startswith(AXIS))]  # not all that a row has: half as long
     settings = rows[list(SETTING)].iloc[quantize].groupby(list(SETTING), sort=False, observed=True)
+    all_ids, told = rows["config_id"].to_numpy(str), rows[read].notna().sum(axis=1).to_numpy()
     found = {}
     for setting, places in settings.indices.items():
-        ids = rows["config_id"].iloc[quantize[places]]
-        first = ~ids.duplicated().to_numpy()
-        found[setting] = Varied(pd.Index(ids[first]), factors(rows[read].iloc[quantize[places[first]]]))
+        here = quantize[places]
+        here = here[np.lexsort((-told[here], all_ids[here]))]  # rows that are older than a column know less of a recipe
+        ids, first = np.unique(all_ids[here], return_index=True)
+        found[setting] = Varied(pd.Index(ids.astype(object)), factors(rows[read].iloc[here[first]]))
     return found
 
 

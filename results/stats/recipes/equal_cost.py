@@ -126,7 +126,7 @@ def _versus_rivals(
     out = out.assign(more_seeds=np.nan)
     if alone.all():
         return out
-    of = together(gaps)
+    of = together(codes.index, gaps)
     truth, values = drawn_truth(of.spread, of.values, codes.iloc[of.first])[:, of.which], of.values[of.which]
     lines = table(versus(values, rival, spread_over_seeds(values), truth, partial(_rivals, windows), ~alone), margin)
     return out.assign(**{name: np.where(alone, out[name], of) for name, of in lines.items()})

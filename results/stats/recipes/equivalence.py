@@ -107,8 +107,9 @@ def versus_one(
     out = differences(log - log[row], margin)
     if not np.isfinite(log[row]).any() or np.isfinite(log).any(axis=1).sum() < 2:
         return out.drop(columns="std").assign(more_seeds=np.nan)
-    known, first, which, distinct, spread = together(log)
-    one = int(which[known.searchsorted(row)])
+    found = together(recipes, log)
+    known, first, which, distinct, spread = found
+    one = found.row_of(row)
     truth = drawn_beside(spread, distinct, knobs.reindex(recipes[known[first]]))
     of = np.bincount(which, chosen[known]) > 0
     told = None if asked is None else np.bincount(which, asked[known]) > 0

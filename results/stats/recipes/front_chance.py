@@ -189,6 +189,7 @@ def _drawn(
 ) -> Iterator[_Drawn]:
     """Each setting with its draws. knobs: `codes_of` each; None: each recipe has what its own seeds say."""
     for keys, lines in competing.groupby(list(SETTING), sort=False):
+        lines = lines.iloc[np.argsort(lines["config_id"].to_numpy(str))]  # draws depend on no order of rows
         recipes, gaps = parts[keys]
         distinct, first, which = np.unique(
             gaps[recipes.get_indexer(lines["config_id"])], axis=0, return_index=True, return_inverse=True

@@ -31,7 +31,7 @@ class Together(NamedTuple):
     """The recipes of a setting that finished a seed; those of the same losses on every seed are one."""
 
     known: NDArray[np.intp]
-    """[known]: their rows among all."""
+    """[known]: their rows among all, in the order of their config_ids: what is drawn depends on no order of rows."""
     first: NDArray[np.intp]
     """[distinct]: where among the known each has its first."""
     which: NDArray[np.intp]
@@ -41,10 +41,15 @@ class Together(NamedTuple):
     spread: Spread
     """Of the distinct ones."""
 
+    def row_of(self, row: int) -> int:
+        """Which of the distinct ones the known recipe at this row among all is."""
+        return int(self.which[np.flatnonzero(self.known == row)[0]])
 
-def together(log: NDArray[np.float64]) -> Together:
-    """log: losses [recipes, seeds], NaN where there is none; some recipe has one."""
+
+def together(recipes: pd.Index, log: NDArray[np.float64]) -> Together:
+    """recipes: config_ids; log: losses [recipes, seeds], NaN where there is none; some recipe has one."""
     known = np.flatnonzero(np.isfinite(log).any(axis=1))
+    known = known[np.argsort(recipes[known].to_numpy(str))]
     values = log[known] - seed_effects(log[known])
     distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
     return Together(known, first, which.ravel(), distinct, spread_over_seeds(distinct))
@@ -76,10 +81,10 @@ def pair_among(part: pd.DataFrame, a: str, b: str, pairs: int, mean: float, std:
     two, these alone say it."""
     part = part[part["points"].gt(0) | part["config_id"].isin([a, b])]
     recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))
-    of = together(log)
+    of = together(recipes, log)
     if len(of.values) < LEAST_RECIPES:
         return pair_alone(pairs, mean, std)
-    two = [int(of.which[of.known.searchsorted(recipes.get_loc(name))]) for name in (a, b)]
+    two = [of.row_of(recipes.get_loc(name)) for name in (a, b)]
     rng = np.random.default_rng(0)
     square = of.spread.variances.draw_of_difference(two, std**2, pairs - 1, PROSPECTS, rng)
     draws = drawn_truth(of.spread, of.values, codes_of(part).reindex(recipes[of.known[of.first]]))

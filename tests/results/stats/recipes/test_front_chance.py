@@ -4,7 +4,7 @@ import pytest
 from scipy.special import ndtr
 
 from fp4dse.dse import ConfigError
-from fp4dse.results import front_chance, hypervolume, summarize
+from fp4dse.results import against, front_chance, hypervolume, summarize
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.bench.studies import SIZES, drawn
 from fp4dse.results.stats.estimates.shrinkage import unmoved
@@ -13,6 +13,7 @@ from fp4dse.results.stats.factors import varied_by
 from fp4dse.results.stats.paired import add_gap, rows_at_best_lr
 from fp4dse.results.stats.recipes.front_chance import _draws, codes_of
 from fp4dse.results.stats.recipes.pareto import front, hypervolumes
+from fp4dse.results.stats.recipes.recommendation import verdicts
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
 REFERENCE = (10.0, np.log(2))
@@ -150,6 +151,36 @@ def test_the_reference_point_is_fixed_and_printed():
     assert hypervolume(generated(KNOBS), "steps", (5000.0, 1.0)).iloc[0]["axis"] == "steps"
     with pytest.raises(ConfigError, match=r"overhead: found 'steps'; accepted: points, .*or state the reference"):
         hypervolume(generated(KNOBS), "steps")
+
+
+def test_what_is_drawn_depends_on_neither_the_order_of_rows_nor_how_texts_are_kept():
+    """With a recipe that trains to the bits of another of other techniques, and rows older than a column."""
+    knobs = ("*.g.rounding", "wgrad.rotation", "*.scale", "dgrad.rotation")
+    runs = generated(knobs, truth=lambda codes: 0.02 + 0.01 * codes["*.g.rounding"], noise=0.01)
+    ids, losses = runs["config_id"].unique(), dict(iter(runs.groupby("config_id")["val_loss"]))
+    for twin, of in ((ids[0], ids[-2]), (ids[3], ids[7])):
+        for name in ("val_loss", "val_loss_bf16"):
+            runs.loc[runs["config_id"].eq(twin), name] = losses[of].to_numpy()
+    runs.loc[runs["seed"].eq(0) & runs.index % 2, "ramping"] = None
+    runs = add_gap(runs)
+    shuffled = runs.sample(frac=1, random_state=1).reset_index(drop=True)
+    coded = shuffled.copy()
+    for name in ("config_id", "recipe_label", "dgrad_rotation", "task"):
+        texts = sorted(coded[name].dropna().unique(), reverse=True)
+        coded[name] = pd.Categorical(coded[name], texts)
+    chance, [verdict], held = front_chance(runs), verdicts(runs), against(runs)
+    for other in (shuffled, coded):
+        numbers = ["p_front", "expected", "expected_low", "expected_high"]
+        found = front_chance(other).astype({"config_id": str}).set_index("config_id")[numbers]
+        np.testing.assert_allclose(found.loc[chance["config_id"]], chance[numbers], rtol=1e-9)
+        [one] = verdicts(other)
+        assert (one.config_id, one.open, one.more_seeds) == (verdict.config_id, verdict.open, verdict.more_seeds)
+        np.testing.assert_allclose(
+            [*one.time, one.gap, one.p_front], [*verdict.time, verdict.gap, verdict.p_front], 1e-9
+        )
+        numbers = ["difference", "low", "high", "p", "more_seeds"]
+        found = against(other).astype({"config_id": str}).set_index("config_id")[numbers]
+        np.testing.assert_allclose(found.loc[held["config_id"]], held[numbers], rtol=1e-9)
 
 
 def test_factors_of_other_rows_are_an_error():
