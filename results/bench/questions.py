@@ -23,7 +23,7 @@ import pandas as pd
 from fp4dse.results.bench.generated import KNOBS, crossing
 from fp4dse.results.bench.studies import NOISE, Size, Study, drawn
 from fp4dse.results.stats.paired import add_gap, by_seed, rows_at_best_lr
-from fp4dse.results.stats.techniques.answers import Pairs, answers, effects_over
+from fp4dse.results.stats.techniques.answers import Pairs, answers, effects_over, rows_of_pairs
 from fp4dse.results.stats.techniques.questions import Effect, Question, Questions
 
 CLAIMS: tuple[Literal["helps", "harms", "differs"], ...] = ("helps", "harms", "differs")
@@ -130,12 +130,11 @@ def _later(study: Study) -> Study:
 def true_effects(study: Study, rows: pd.DataFrame, pairs: Pairs) -> dict[tuple[str, str], float]:
     """The estimand of each effect that has a pair, see the top. rows: of the study, as for `effects_over`."""
     ids, y = by_seed(rows, rows["gap_matched"])
-    row = {name: number for number, name in enumerate(ids)}
     known = {f"{number:016x}": gap for number, gap in zip(study.ids, study.gap, strict=True)}
     gap = np.array([known.get(name, np.nan) for name in ids])  # NaN of BF16, which is in no pair
     found = {}
     for key, names in pairs.items():
-        at = np.array([(row[a], row[b]) for a, b in names if a in row and b in row], int).reshape(-1, 2)
+        at = rows_of_pairs(ids, names)
         some = np.isfinite(y[at]).all(axis=1).any(axis=1)
         if some.any():
             found[key] = float((gap[at[some, 1]] - gap[at[some, 0]]).mean())

@@ -41,6 +41,9 @@ from fp4dse.results.stats.estimates.spread import lane_variances
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.techniques.questions import Question, Questions
 
+NO_INTERVAL = "no interval"
+"""In place of what an effect tells, where one seed says nothing of the spread."""
+NO_PAIR = "no pair with a seed in common finished"
 EVALUATIONS = ("quantized", "bf16")
 """The forward pass that held-out losses went through."""
 Pairs = Mapping[tuple[str, str], Sequence[tuple[str, str]]]
@@ -50,12 +53,14 @@ COLUMNS += ["own_low", "own_high", "diverges", "recovers", "tells", "repeats"]
 
 
 def effects_of(runs: pd.DataFrame, questions: Questions) -> pd.DataFrame:
-    """Each effect of each question, per SETTING and evaluation. Empty where no pair was trained.
+    """Each effect of each question, per SETTING and evaluation, that has a pair with a seed in common that both
+    finished.
 
-    Columns: SETTING, evaluation, question (id), effect (name), pairs, seeds, difference (mean log loss ratio, below 0
-    where it helps), low, high, own_low, own_high (see the top), diverges, recovers (pairs of which the changed, or the
-    unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high), repeats (helps, harms
-    or open, by own_low and own_high).
+    Columns: SETTING, evaluation, question (id), effect (name), pairs (those of which both recipes have rows, also if
+    they diverged or have no seed in common, and so no part in the mean), seeds, difference (mean log loss ratio, below
+    0 where it helps), low, high, own_low, own_high (see the top; NaN with one seed), diverges, recovers (pairs of which
+    the changed, or the unchanged recipe alone diverged), tells (helps, harms, negligible or open, by low and high),
+    repeats (helps, harms or open, by own_low and own_high).
     """
     return effects_over(rows_at_best_lr(runs), pairs_of(runs, questions), questions.negligible)
 
@@ -88,10 +93,10 @@ def _differences(part: pd.DataFrame, values: pd.Series, pairs: Pairs) -> pd.Data
     """A line for each effect that has a pair with a seed in common; values: of the rows, NaN where diverged."""
     ids, y = by_seed(part, values)
     diverged = part.groupby("config_id")["diverged"].any().reindex(ids).to_numpy(bool)
-    (lane, freedom), row = lane_variances(y), {name: number for number, name in enumerate(ids)}
+    lane, freedom = lane_variances(y)
     lines = []
     for (question, effect), names in pairs.items():
-        at = np.array([(row[a], row[b]) for a, b in names if a in row and b in row], int).reshape(-1, 2)
+        at = rows_of_pairs(ids, names)
         d, blown = y[at[:, 1]] - y[at[:, 0]], diverged[at]
         some = np.isfinite(d).any(axis=1)
         if not some.any():
@@ -110,6 +115,12 @@ def _differences(part: pd.DataFrame, values: pd.Series, pairs: Pairs) -> pd.Data
             }
         )
     return pd.DataFrame(lines)
+
+
+def rows_of_pairs(ids: pd.Index, names: Sequence[tuple[str, str]]) -> NDArray[np.intp]:
+    """[pairs, 2]: the places among config_ids of those pairs of which both are there."""
+    at = ids.get_indexer(np.array(names, object).ravel()).reshape(-1, 2)
+    return np.asarray(at[(at >= 0).all(axis=1)])
 
 
 def _with_intervals(lines: pd.DataFrame, negligible: float) -> pd.DataFrame:
@@ -139,7 +150,9 @@ def answers(effects: pd.DataFrame, questions: Questions) -> pd.DataFrame:
     """
     told, repeated = defaultdict[tuple[str, ...], set[str]](set), defaultdict[tuple[str, ...], set[str]](set)
     keys = zip(*(effects[name] for name in ("question", "effect", "evaluation", "task", "preset")), strict=True)
-    for (*of, task, preset), tells, repeats in zip(keys, effects["tells"], effects["repeats"], strict=True):
+    says = effects["tells"].where(effects["low"].notna(), NO_INTERVAL)
+    own = effects["repeats"].where(effects["own_low"].notna(), NO_INTERVAL)
+    for (*of, task, preset), tells, repeats in zip(keys, says, own, strict=True):
         told[*of, f"{task}:{preset}"].add(tells)
         repeated[*of, f"{task}:{preset}"].add(repeats)
     lines = []
@@ -157,12 +170,15 @@ def answers(effects: pd.DataFrame, questions: Questions) -> pd.DataFrame:
 
 def _answer(question: Question, told: set[str], after: set[str], later: str, questions: Questions) -> tuple[str, str]:
     """The answer and why, by the rule at the top. told: `tells` on the task that screens; after: `repeats` on `later`,
-    the later task that has pairs; each of all settings of the task, empty where no pair was trained."""
+    the later task that has pairs; each of all settings of the task, NO_INTERVAL where there is none, and empty where no
+    pair has a seed that both finished."""
     if not told:
-        return "not settled", f"no pair was trained on {questions.screen}"
+        return "not settled", f"{NO_PAIR} on {questions.screen}"
     if len(told) > 1:
         return "not settled", f"settings of {questions.screen} disagree"
     (tells,) = told
+    if tells == NO_INTERVAL:
+        return "not settled", f"the effect on {questions.screen} has no interval"
     if tells == "open":
         return "not settled", f"the interval on {questions.screen} holds zero"
     if tells == "negligible":
@@ -170,7 +186,9 @@ def _answer(question: Question, told: set[str], after: set[str], later: str, que
     if question.claim not in (tells, "differs"):
         return "refuted", f"it {tells} on {questions.screen}"
     if not after:
-        return "not settled", f"it {tells} on {questions.screen}; no pair was trained on {' or '.join(questions.later)}"
+        return "not settled", f"it {tells} on {questions.screen}; {NO_PAIR} on {' or '.join(questions.later)}"
+    if after == {NO_INTERVAL}:
+        return "not settled", f"it {tells} on {questions.screen}; the effect on {later} has no interval"
     if after != {tells}:
         return "not settled", f"it {tells} on {questions.screen}, which {later} does not repeat"
     return "confirmed", f"it {tells} on {questions.screen} and on {later}"

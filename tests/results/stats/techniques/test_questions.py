@@ -195,7 +195,10 @@ def test_an_answer_takes_the_task_that_screens_and_the_first_later_one_that_has_
         for preset, of in (("small", effect), ("medium", effect), ("large", less))
     )
     fprop, gradients, wgrad = ("Q1", "fprop"), ("Q2", "of gradients"), ("Q1", "wgrad (e4m3)")
-    assert answer(questions, medium)[fprop] == ("not settled", "no pair was trained on language:small")
+    assert answer(questions, medium)[fprop] == (
+        "not settled",
+        "no pair with a seed in common finished on language:small",
+    )
     assert answer(questions, small)[fprop][0] == "not settled"
     assert answer(questions, small, medium)[fprop] == (
         "confirmed",
@@ -209,6 +212,23 @@ def test_an_answer_takes_the_task_that_screens_and_the_first_later_one_that_has_
     assert answer(questions, none)[fprop] == ("refuted", "negligible on language:small")
     wide = trained(recipes, "small", {}, noise=0.05, rng=rng)
     assert answer(questions, wide)[wgrad] == ("not settled", "the interval on language:small holds zero")
+
+
+def test_an_effect_without_an_interval_is_said_to_have_none(questions, recipes):
+    """With one seed there is no spread; and pairs that were trained on different seeds are none."""
+    effect, fprop = {rotated("fprop"): -0.02}, ("Q1", "fprop")
+    one, other = trained(recipes, effect=effect, seeds=1), trained(recipes, "medium", effect, seeds=1)
+    small = trained(recipes, effect=effect, noise=1e-4)
+    assert answer(questions, one)[fprop] == ("not settled", "the effect on language:small has no interval")
+    why = "it helps on language:small; the effect on language:medium has no interval"
+    assert answer(questions, small, other)[fprop] == ("not settled", why)
+    apart = small[small["seed"].eq(small["recipe"].map(json.loads).map(rotated("fprop")))]
+    found = effects_of(pd.concat([apart, small[small["is_baseline"]]], ignore_index=True).drop_duplicates(), questions)
+    assert "fprop" not in set(found["effect"])
+    assert answer(questions, apart)[fprop] == (
+        "not settled",
+        "no pair with a seed in common finished on language:small",
+    )
 
 
 def test_a_later_task_is_read_by_the_interval_of_one_effect_alone(questions, recipes):
