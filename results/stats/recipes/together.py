@@ -42,7 +42,7 @@ class Together(NamedTuple):
     """Of the distinct ones."""
 
     def row_of(self, row: int) -> int:
-        """Which of the distinct ones the known recipe at this row among all is."""
+        """The place among the distinct ones of the known recipe at this row among all."""
         return int(self.which[np.flatnonzero(self.known == row)[0]])
 
 
