@@ -62,7 +62,7 @@ def preset_agreement(runs: pd.DataFrame, ladder: Sequence[str] = tuple(LADDER)) 
 def _is_whole(rows: pd.DataFrame) -> NDArray[np.bool_]:
     """True for rows of recipes that quantize operands of the forward pass and of the backward pass, [rows]."""
     forward, backward = ((rows[of].notna() & rows[of].ne("bf16")).any(axis=1) for of in (_FORWARD, _BACKWARD))
-    return (forward & backward).to_numpy()
+    return np.asarray(forward & backward)
 
 
 class _Gaps:

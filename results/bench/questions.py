@@ -135,7 +135,7 @@ def true_effects(study: Study, rows: pd.DataFrame, pairs: Pairs) -> dict[tuple[s
     found = {}
     for key, names in pairs.items():
         at = rows_of_pairs(ids, names)
-        some = np.isfinite(y[at]).all(axis=1).any(axis=1)
+        some = np.isfinite(y[at[:, 1]] - y[at[:, 0]]).any(axis=1)
         if some.any():
             found[key] = float((gap[at[some, 1]] - gap[at[some, 0]]).mean())
     return found
