@@ -89,6 +89,7 @@ def run(script: str, *words: Path, **environment: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=more, timeout=120).stderr
 
 
+@pytest.mark.heavy
 @linux
 def test_neither_garbage_nor_another_library_is_taken_for_ours(cache, tmp_path):
     """A process that has loaded another library by that name goes on without; the next one has ours."""
@@ -154,6 +155,7 @@ def test_a_time_limit_ends_the_compiler_and_its_children(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.heavy
 def test_processes_that_build_at_once_all_have_the_library(cache, tmp_path):
     copies = program(tmp_path / "slow", f'[ "$1" = --version ] || sleep 1\nexec {tmp_path / "c++"} "$@"')
     together = "for child in [start(), start()]:\n    os.waitpid(child, 0)"

@@ -58,6 +58,7 @@ print([peak_bytes(get_task("regression", "smoke"), [Recipe.named("bf16")], "cpu"
 """
 
 
+@pytest.mark.heavy
 def test_the_peak_of_a_real_population_grows_with_its_lanes():
     """In a process of its own: memory that was freed before would be taken first."""
     found = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True).stdout

@@ -270,6 +270,7 @@ def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(
     assert after.curve == sorted(after.curve, key=lambda point: point.of)  # as a tuning of all would write it
 
 
+@pytest.mark.heavy
 def test_weight_decay_and_clipping_are_added_at_the_rates_that_a_file_has(tmp_path, capsys):
     asked = ["regression:smoke", "--seeds", "2", "--folder", str(tmp_path)]
     with pytest.raises(ConfigError, match="preset: found 'regression:smoke'; accepted: one whose rates are tuned"):

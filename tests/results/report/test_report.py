@@ -217,6 +217,7 @@ def test_what_all_recipes_have_stands_in_its_head(store, row, tmp_path):
     assert shown.index("All recipes have") < shown.index("Use")
 
 
+@pytest.mark.heavy
 def test_what_saves_no_time_is_recommended_only_where_nothing_does(store, row, tmp_path):
     bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
     slow = msgspec.structs.replace(bf16, dgrad=msgspec.structs.replace(bf16.dgrad, w=nvfp4.dgrad.w))

@@ -226,6 +226,7 @@ def test_replay_of_routes_is_what_the_store_has(page, store):
         assert numbers(cells[4].replace("to", "")) == [round(number, 1) for number in interval(replayed - plain)[:3]]
 
 
+@pytest.mark.heavy
 def test_both_pairs_of_replay_together_are_what_the_view_has(page, store):
     said = section(page, "Does replaying routes help?").replace("−", "-")
     effects = store.sql("FROM rollout_effects WHERE treatment = 'router replay' AND trainer = 'bf16'")

@@ -87,6 +87,7 @@ def test_it_starts_with_the_held_out_loss_of_the_language_task(trained, text):
     assert first_loss(tuned(trained, text)) == first_loss(get_task("language", "smoke", str(text), str(trained)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_starts_with_the_held_out_loss_of_transformers(in_float32, tmp_path, text, name):
     """Of the same tokens, within 1e-5 of it where products are in FP32."""

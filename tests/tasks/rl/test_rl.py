@@ -200,6 +200,7 @@ def test_the_reference_policy_is_the_one_that_training_began_with():
     assert not torch.equal(target.log_ref, target.log_old)
 
 
+@pytest.mark.heavy
 def test_a_recipes_weight_of_kl_is_of_its_lane_alone():
     """It stands in for the preset's, holds the policy near its start, and leaves other lanes their bits."""
     task, of_task = little(SMOKE, 4), little(SMOKE, 4, clip=replace(_PRESETS["smoke"].plan.clip, kl=0.1))

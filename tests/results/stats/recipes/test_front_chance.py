@@ -56,6 +56,7 @@ def test_recipes_of_one_cost_have_one_place_together_whether_or_not_their_techni
     assert found.groupby("overhead")["p_front"].sum().max() <= 1 + 1e-9  # 2.3 where each of those that tie counts
 
 
+@pytest.mark.heavy
 def test_where_half_of_the_techniques_do_nothing_recipes_are_on_the_front_as_often_as_they_are_said_to_be():
     """A few studies of `bench statistics`; its lines are from thousands."""
     studies = [drawn(SIZES["48"], "additive", np.random.default_rng([1, i])) for i in range(40)]
