@@ -19,7 +19,7 @@ import pandas as pd
 from fp4dse.results import open_store
 from fp4dse.results.stats.estimates.spread import lane_variances
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr
-from fp4dse.results.stats.techniques.answers import effects_over, pairs_of
+from fp4dse.results.stats.techniques.answers import effects_over, pairs_of, rows_of_pairs
 from fp4dse.results.stats.techniques.questions import load_questions
 
 HERE = Path(__file__).parent
@@ -37,13 +37,14 @@ def main(name: str, studies: int) -> None:
         ids, y = by_seed(part, part["gap_matched"])
         often = np.isfinite(y).sum(axis=1) > 1
         ids, y = ids[often], y[often]
-        there = set(ids)
-        if not any(a in there and b in there for of in pairs.values() for a, b in of):
+        places = {key: at for key, of in pairs.items() if len(at := rows_of_pairs(ids, of))}
+        if not places:
             continue
         truth, spread = np.nanmean(y, axis=1), np.sqrt(lane_variances(y)[0])
         print(f"{len(ids)} recipes, spread of a lane {100 * spread.min():.3f} to {100 * spread.max():.1f} %")
         lines = effects_over(_drawn(ids, truth, spread, studies, rng), pairs, questions.negligible)
-        _report(lines[lines["evaluation"].eq("quantized")], dict(zip(ids, truth, strict=True)), pairs)
+        right = {key: (truth[at[:, 1]] - truth[at[:, 0]]).mean() for key, at in places.items()}
+        _report(lines[lines["evaluation"].eq("quantized")], right)
 
 
 def _drawn(
@@ -59,12 +60,8 @@ def _drawn(
     return rows.assign(gap=gaps.ravel(), gap_bf16=gaps.ravel(), gap_matched=gaps.ravel())
 
 
-def _report(lines: pd.DataFrame, truth: dict[str, float], pairs: dict[tuple[str, str], list[tuple[str, str]]]) -> None:
-    right = {
-        key: np.mean([truth[b] - truth[a] for a, b in of if a in truth and b in truth])
-        for key, of in pairs.items()
-        if any(a in truth and b in truth for a, b in of)
-    }
+def _report(lines: pd.DataFrame, right: dict[tuple[str, str], float]) -> None:
+    """right: what is true of each question and effect."""
     keys = zip(lines["question"], lines["effect"], strict=True)
     lines = lines.assign(truth=[right[key] for key in keys])
     lines["own"] = lines["truth"].between(lines["own_low"], lines["own_high"])

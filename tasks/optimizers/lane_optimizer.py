@@ -77,8 +77,6 @@ class LaneOptimizer:
         self.copies = self._copies(model)
         """In BF16, of the weights that products take so; None where there are none."""
         self.gradients = Gradients(model, self.sizes, self.flat)
-        self.per = dict(self.rule.STATE)
-        """Name of what is kept -> per what it has a number."""
         self.tensors = Tensors(self.sizes, hidden_matrices(model))
         self.learned = Learned(model, self.tensors, device)
         only = torch.tensor([n.trains == "learned" for n in numbers])
@@ -89,6 +87,8 @@ class LaneOptimizer:
         hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
+        self.per = dict(self.rule.STATE)
+        """Name of what is kept -> per what it has a number."""
         self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.per.items()}
         self.ramps = any(n.ramps for n in numbers)
         if self.ramps:

@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from fp4dse.results.stats.estimates.spread import shrunken
 
 
-def mean_of_pairs(d: NDArray[np.float64], lanes: NDArray[np.float64]) -> dict[str, float]:
-    """The mean of pairs, its variance by the differences between seeds and that of independent lanes (alone), and the
-    degrees of freedom of the first. d: [pairs, seeds], each pair with one seed or more, NaN where it has none; lanes:
-    [pairs], the variance of a difference on one seed.
+def mean_of_pairs(
+    d: NDArray[np.float64], lane: NDArray[np.float64], lane_freedom: NDArray[np.float64]
+) -> dict[str, float]:
+    """The mean of pairs (difference), its variance by the differences between seeds and that of independent lanes
+    (alone), and the degrees of freedom of both (freedom, lane_freedom). d: [pairs, seeds], each pair with one seed or
+    more, NaN where it has none; lane and lane_freedom: [pairs, 2], of both recipes, as of `lane_variances`.
 
     A pair weighs the same whatever its number of seeds. Each seed's part in the mean is its differences to the means of
     their pairs; the squares of these parts add up to the variance, up to the share that the pairs' means take from it,
     with (number of seeds - 1) degrees of freedom where all pairs have the same seeds."""
-    whole = np.isfinite(d)
+    whole, lanes = np.isfinite(d), lane.sum(axis=1)
     often = whole.sum(axis=1)
     share = whole / (often * len(d))[:, None]
     means = np.nansum(d, axis=1) / often
@@ -29,10 +31,11 @@ def mean_of_pairs(d: NDArray[np.float64], lanes: NDArray[np.float64]) -> dict[st
         "variance": np.square(parts).sum() / left if left > 0 else np.nan,
         "alone": (lanes / often).sum() / len(d) ** 2,
         "freedom": 1 / np.square(share.sum(axis=0)).sum() - 1,
+        "lane_freedom": _freedom_of_sum(lane, lane_freedom),
     }
 
 
-def freedom_of_sum(variance: NDArray[np.float64], freedom: NDArray[np.float64]) -> float:
+def _freedom_of_sum(variance: NDArray[np.float64], freedom: NDArray[np.float64]) -> float:
     """Degrees of freedom of a sum of variances (Satterthwaite 1946)."""
     known = variance > 0
     variance, freedom = variance[known], freedom[known]

@@ -95,8 +95,9 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     cost = on_one_scale(rows, overhead)
     band = BAND if overhead == OVERHEAD else ()
     numbers = {name: rows[name].where(cost.notna()) if name in rows else np.nan for name in band}
-    numbers |= {ROLLOUT: _of_rollouts(rows)} if overhead != ROLLOUT else {}
-    numbers |= _iterations(rows, cost) if overhead == OVERHEAD else {}
+    samples = rows[ROLLOUT].astype(float).where(are_shares(rows)) if ROLLOUT in rows else pd.Series(np.nan, rows.index)
+    numbers |= {ROLLOUT: samples} if overhead != ROLLOUT else {}
+    numbers |= _iterations(rows, samples, cost) if overhead == OVERHEAD else {}
     loss, metric = rows["loss"], rows["val_metric"].astype(float).where(rows["loss"].notna())
     means = pd.DataFrame({"cost": cost, **numbers, "val_loss": loss, "val_metric": metric}).groupby(codes).mean()
     out |= {name: means[name] for name in means}
@@ -166,15 +167,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     return summary[columns].reset_index(drop=True)
 
 
-def _of_rollouts(rows: pd.DataFrame) -> pd.Series:
-    """`rollout_overhead` where lanes learn from samples of their own, else NaN."""
-    samples = rows[ROLLOUT].astype(float) if ROLLOUT in rows else pd.Series(np.nan, rows.index)
-    return samples.where(are_shares(rows))
-
-
-def _iterations(rows: pd.DataFrame, cost: pd.Series) -> dict[str, pd.Series]:
-    """ITERATIONS of rows whose trainer's steps take `cost`."""
-    samples = _of_rollouts(rows)
+def _iterations(rows: pd.DataFrame, samples: pd.Series, cost: pd.Series) -> dict[str, pd.Series]:
+    """ITERATIONS of rows whose rollouts take `samples`, NaN of lanes without, and their trainer's steps `cost`."""
     if "overhead_of" in rows:
         samples = samples.where(rows["overhead_of"].eq(OVERHEAD_OF))
     share = rollout_share() if samples.notna().any() else np.nan  # worked out only where it is asked for

@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 
 from fp4dse.dse import recipe_from_dict
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE, known_error
-from fp4dse.results.stats.estimates.mean_of_pairs import freedom_of_sum, mean_of_pairs, pooled_beside_lanes
+from fp4dse.results.stats.estimates.mean_of_pairs import mean_of_pairs, pooled_beside_lanes
 from fp4dse.results.stats.estimates.spread import lane_variances
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.techniques.questions import Question, Questions
@@ -108,8 +108,7 @@ def _differences(part: pd.DataFrame, values: pd.Series, pairs: Pairs) -> pd.Data
                 "effect": effect,
                 "pairs": len(at),
                 "seeds": int(np.isfinite(d).any(axis=0).sum()),
-                **mean_of_pairs(d[some], lane[used].sum(axis=1)),
-                "lane_freedom": freedom_of_sum(lane[used], freedom[used]),
+                **mean_of_pairs(d[some], lane[used], freedom[used]),
                 "diverges": int((blown[:, 1] & ~blown[:, 0]).sum()),
                 "recovers": int((blown[:, 0] & ~blown[:, 1]).sum()),
             }

@@ -21,7 +21,7 @@ from fp4dse.results.stats.estimates.intervals import (
     mean_interval,
     same_computation,
 )
-from fp4dse.results.stats.estimates.mean_of_pairs import freedom_of_sum, mean_of_pairs, pooled_beside_lanes
+from fp4dse.results.stats.estimates.mean_of_pairs import mean_of_pairs, pooled_beside_lanes
 from fp4dse.results.stats.estimates.spread import lane_variances
 from fp4dse.results.stats.factors import Factor, combined
 from fp4dse.results.stats.levels import are_shares
@@ -80,8 +80,7 @@ def _compared(
     if pairs.any():
         (lane, freedom), used = lanes, np.stack([from_, to], axis=1)[pairs]
         finished = np.nanmean(d[pairs], axis=1)
-        line |= mean_of_pairs(d[pairs], lane[used].sum(axis=1))
-        line["lane_freedom"] = freedom_of_sum(lane[used], freedom[used])
+        line |= mean_of_pairs(d[pairs], lane[used], freedom[used])
         line["helps"] = np.mean(finished < 0)
         line["tenth"], line["ninetieth"] = np.quantile(finished, [0.1, 0.9])
     diverges, recovers = int((blown & ~before).sum()), int((before & ~blown).sum())
