@@ -23,6 +23,7 @@ jobs)
     # slower: 6e-5 of these is where BF16's three seeds end nearest to 82 % on walks-medium; equal-walks has it, on other seeds
     walks-slow) what=(bf16 -a training.rollout=trainer --task rl:walks-small --task rl:walks-medium --seeds 3 --record) rates=1.5e-5,3e-5,6e-5 lanes=9 ;;
     space) what=(rl --task rl:walks-small --seeds 8 --record) rates=6e-5 lanes=16 ;;
+    cache) what=(docs/study/rl-cache.toml --task rl:walks-small --seeds 8 --record) rates=6e-5 lanes=16 ;;
     dapo) what=(docs/study/rl-arms.toml --task rl:dapo-small --seeds 8 --record) rates=2.4e-4 lanes=16 ;;
     arms) what=(docs/study/rl-arms.toml --task rl:walks-small --seeds "$(seq -s, 40 71)" --record) rates=6e-5 lanes=16 ;;
     equal-walks-small | equal-walks-medium) what=(docs/study/rl-equal.toml --task "rl:${which#equal-}" --seeds "$(seq -s, 40 71)" --record) rates=6e-5 lanes=16 ;;

@@ -14,6 +14,7 @@ A chain of the file is a list of steps, run one after the other beside the other
                         what the tree has rates of is not tuned again
     sweep SPACE …       sweep_stage.py, into the store of the chain
 
+Texts of the presets that a chain names (`texts = ["10M"]`) are drawn before all chains, on all cores.
 What the store of the tree that a chain names (`store = "docs/study/store"`) has is not trained again.
 """
 
@@ -31,7 +32,7 @@ import tarfile
 import threading
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -83,9 +84,9 @@ def drive(stages: Path, at: Path, device: str, end: float, only: Sequence[str] =
     """Run the chains side by side until they, or the time, are over. only: these alone, where any are named."""
     with ending(at):
         file = tomllib.loads(stages.read_text())
-        draw_texts(file.get("texts", []))
         (at / "logs").mkdir(exist_ok=True)
         named = [chain for chain in file["chain"] if not only or chain["name"] in only]
+        draw_texts({preset for chain in named for preset in chain.get("texts", [])})
         chains = [threading.Thread(target=run_chain, args=(chain, at, device, end)) for chain in named]
         for chain in chains:
             chain.start()
@@ -151,7 +152,7 @@ def cards(device: str) -> int:
     return torch.cuda.device_count()
 
 
-def draw_texts(presets: list[str]) -> None:
+def draw_texts(presets: Iterable[str]) -> None:
     """Draw the texts of presets of the language task into the cache, on all cores: every job reads them there."""
     from fp4dse.tasks import get_task
     from fp4dse.tasks.data.grammar import ROWS, TRAIN, Language
