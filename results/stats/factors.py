@@ -25,6 +25,10 @@ from fp4dse.results.stats.paired import SETTING
 AXES = tuple(Recipe.named("nvfp4").columns())
 """The columns of a row that say how its recipe is built."""
 
+OFF = {name: value for name, value in Recipe.named("bf16").columns().items() if value is not None}
+"""The columns that every row has had since there are such, and their values where the technique is off: what a row that
+is older than the column was trained with."""
+
 AXIS = "axis:"
 """Before the name of an axis, of a column with the values that recipes have on it (see spaces.with_axes)."""
 
@@ -98,8 +102,15 @@ def varied_by(rows: pd.DataFrame) -> VariedBySetting:
         here = quantize[places]
         here = here[np.lexsort((-told[here], all_ids[here]))]  # rows that are older than a column know less of a recipe
         ids, first = np.unique(all_ids[here], return_index=True)
-        found[setting] = Varied(pd.Index(ids.astype(object)), factors(rows[read].iloc[here[first]]))
+        found[setting] = Varied(pd.Index(ids.astype(object)), factors(rows[read].iloc[here[first]].pipe(_completed)))
     return found
+
+
+def _completed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with what those that are older than a column were trained with, so that no factor tells a row's age."""
+    lacking = rows[[*OFF]].isna().any()
+    filled = {name: rows[name].astype(object).fillna(OFF[name]) for name in lacking.index[lacking]}
+    return rows.assign(**filled)
 
 
 def factors(recipes: pd.DataFrame) -> list[Factor]:

@@ -4,6 +4,7 @@ import pytest
 from fp4dse.dse import Space
 from fp4dse.results.bench.generated import KNOBS, generated
 from fp4dse.results.stats.factors import AXES, _carriers, _determined, factors, varied_by
+from fp4dse.results.stats.paired import SETTING
 from fp4dse.results.store.schema import ROW, recipe_columns
 
 
@@ -91,3 +92,20 @@ def test_the_factors_of_many_settings_are_found_once():
     before = [of.cache_info().misses for of in (_carriers, _determined)]
     varied_by(runs)
     assert [of.cache_info().misses for of in (_carriers, _determined)] == before
+
+
+def test_no_factor_tells_how_old_a_row_is():
+    """Rows from before a column was added read as null there; what they were trained with is the technique's absence."""
+    axes = {"training.noise": ["none", "qerl"], "fprop.rotation": ["none", "rht16"]}
+    recipes = Space.from_dict({"summary": "a test", "base": "nvfp4", "axes": axes}).recipes()
+    setting = dict.fromkeys(SETTING, "one")
+    rows = pd.DataFrame([{**setting, **recipe_columns(recipe)} for recipe in recipes])
+    (whole,) = varied_by(rows).values()
+    older = rows["noise"].eq("none") & rows["fprop_rotation"].eq("none")
+    for lacking in (["noise"], ["distill", "trains"], ["noise", "distill", "trains"]):
+        (found,) = varied_by(rows.assign(**{name: rows[name].mask(older) for name in lacking})).values()
+        assert [factor.name for factor in found.factors] == [factor.name for factor in whole.factors]
+        assert all((a.codes == b.codes).all() for a, b in zip(found.factors, whole.factors, strict=True))
+        (found,) = varied_by(rows.drop(columns=lacking).assign(**dict.fromkeys(lacking))).values()
+        left = [factor.name for factor in whole.factors if not {*factor.columns} & {*lacking}]
+        assert [factor.name for factor in found.factors] == left
