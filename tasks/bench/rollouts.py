@@ -33,17 +33,23 @@ def rollouts(device: str) -> list[Measure]:
         theirs, mine = found.us / lanes, ours(bf16, "small+bf16") / lanes  # BF16 between layers, as the peer has it
         return theirs / mine, f"µs a lane and rollout: {theirs:.0f} compiled, {mine:.0f} ours; all lanes {found}"
 
-    def alone() -> tuple[float, str]:
-        task = compiled_rl.without_base("small")
+    def alone(preset: str) -> tuple[float, str]:
+        task = compiled_rl.without_base(preset)
         plain, quantized = (rollout_alone_us(task, recipe, lanes, device) for recipe in (bf16, sampled))
         return (
             quantized / plain,
             f"ms a rollout of all lanes: {plain / 1000:.1f} bf16, {quantized / 1000:.1f} mxfp4-rceil",
         )
 
-    what = f"rl:small, mxfp4-rceil rollouts, L = {lanes}, over bf16's"
+    def of(preset: str) -> list[Measure]:
+        what = f"rl:{preset}, mxfp4-rceil rollouts, L = {lanes}, over bf16's"
+        return [
+            Measure(f"{what}, the rollout alone", "×", "≤ 1.15", lambda: alone(preset)),
+            Measure(f"{what}, with its updates", "×", "≤ 1.15", lambda: ours(sampled, preset) / ours(bf16, preset)),
+        ]
+
     return [  # the peer last: it takes minutes to compile
-        Measure(f"{what}, the rollout alone", "×", "≤ 1.15", alone),
-        Measure(f"{what}, with its updates", "×", "≤ 1.15", lambda: ours(sampled, "small") / ours(bf16, "small")),
+        *of("small"),
+        *of("small+bf16"),
         Measure(f"rl:small+bf16, L = {lanes}, against equal lanes by torch.compile", "×", "≥ 1.5", gain),
     ]
