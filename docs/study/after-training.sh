@@ -33,7 +33,7 @@ jobs)
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     coreset) what=(bf16 -a forward=nvfp4 -a training.coreset=none,acs,random -a training.trains=all,none --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;
     *)
-        names=$(sed -n 's/^    \([a-z| -]*\)) what=.*/\1/p' "$0" | sed 's/ | /\n/g' | paste -sd, | sed 's/,/, /g')
+        names=$(sed -n 's/^    \([a-z0-9| -]*\)) what=.*/\1/p' "$0" | sed 's/ | /\n/g' | paste -sd, | sed 's/,/, /g')
         echo "WHICH: found '$which'; accepted: $names" >&2 && exit 2
         ;;
     esac
