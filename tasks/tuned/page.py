@@ -12,7 +12,7 @@ from fp4dse.dse.resolution import WANTED
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.tuned import Point, Tuned, all_tuned, tuned
-from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution
+from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution, told
 
 HEAD = """# Tuned presets
 
@@ -37,7 +37,8 @@ stopped.
 {rates}
 
 A question mark stands where the seeds of the tuning do not tell the best rate from one that is four times as high or as
-low, by a paired t test at 5 %: there it may be the best by luck. One seed tells nothing.
+low, by a paired t test at 5 %: there it may be the best by luck; in the last column, where they do not tell the two
+losses apart. One seed tells nothing.
 
 The last column is BF16's loss with the best of other weight decays (of 0, 0.1 and 0.3), clipping at norm 1 or both,
 against the preset's own numbers, which it keeps. Tunings since November 28 go on to decay 1 where 0.3 is the best; of
@@ -143,7 +144,7 @@ def _others(found: Tuned) -> str:
     if own is None or not others:
         return ""
     best = min(others, key=lambda point: point.mean)
-    return f"{_percent(best.mean - own.mean)} ({_with(best)})"
+    return f"{_percent(best.mean - own.mean)}{'' if told(best, own) else ' ?'} ({_with(best)})"
 
 
 def _with(point: Point) -> str:

@@ -218,6 +218,14 @@ def test_a_rate_is_open_if_its_seeds_do_not_tell_it_from_one_four_times_as_high_
     assert "| 0.004 ? |" in page([curve(alike, worse)], [])
 
 
+@pytest.mark.parametrize(
+    ("other", "said"), [([0.9, 0.99, 1.08], "−10 % (clip 1, 0.004)"), ([0.7, 1.2, 0.98], "−15 % ? (clip 1, 0.004)")]
+)
+def test_a_loss_with_other_numbers_is_marked_where_its_seeds_do_not_tell_it(other, said):
+    points = [Point("bf16", 0.004, [1.0, 1.1, 1.2]), Point("bf16", 0.004, other, clip=1.0)]
+    assert f"| {said} |" in page([msgspec.structs.replace(made(), curve=points)], [])
+
+
 def test_a_recipe_that_diverged_resolves_nothing():
     found = resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, None], mxfp4=[1.2, 2.4]))
     assert math.isnan(found.ratio)
