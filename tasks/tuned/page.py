@@ -22,10 +22,12 @@ At which learning rate is a recipe trained, if I give none? At the one that was 
 
 A preset without a line here [is not tuned](#not-tuned); the column `lr_source` of a row, and the report, say which it
 was. `--lr` takes rates of your own, and `fp4dse sweep … --tune` first finds the best rate of every recipe, BF16
-included, on two seeds that it does not report. Tuned were rates a factor of two apart, until the best of each class
-lay inside the grid, on seeds that no sweep has by itself; then, unless the last column is empty, weight decay and
-clipping at the best rate and at twice that. A class without a rate here has BF16's, which nobody tuned for it; rows
-call that the preset's.
+included, on two seeds that it does not report.
+
+How were they tuned? Rates a factor of two apart were tried, until the best one of each class was not the lowest or the
+highest of them. The seeds are never those that a sweep has by itself, so that tuning does not flatter its results. Of
+presets with an entry in the last column weight decay and clipping were tried then, at the best rate and at twice that.
+A class without a rate here is trained at BF16's, which nobody tuned for it; `lr_source` has `preset` there.
 
     python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too
 
