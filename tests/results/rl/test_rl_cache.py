@@ -6,6 +6,7 @@ from scipy.special import stdtrit
 
 from fp4dse.results.stats.estimates.intervals import holm
 from fp4dse.results.stats.recipes.equivalence import compare
+from fp4dse.tasks.rl.walks import Walks
 from tests.results.rl.rl_page import IN_ROLLOUTS, section, short, signed, table, told
 from tests.results.rl.rl_space import effect
 
@@ -53,6 +54,8 @@ def test_what_a_cache_costs_is_what_the_store_has(page, eight, divergence, lines
     text = section(page, CACHE)
     assert "p of equivalence {} and {}.".format(*sorted(map(short, same))[:2]) in text
     assert min(same) > 0.05
+    problems = Walks(8, 16, 18)
+    assert f"has {problems.answer_length} tokens at most here, and a prompt {problems.prompt_length}" in text
     seeds = [line["more_seeds"] for line in lines if np.isfinite(line["more_seeds"])]
     assert "asks for {:.0f} and {:.0f} more seeds".format(*seeds) in text
 

@@ -59,18 +59,22 @@ def test_trained_in_by_evaluated_in_is_what_the_stores_have(page, of_bf16, lanes
     ]
     assert [cells[1:] for cells in table(page, "| trained in | evaluated in BF16 |")] == rows
     assert max(abs(x) for x in hangs[1:3]) < 0.5
-    assert "the two lose the same, within half a point (the −0.02)" in " ".join(page.split())
+    text = section(page, TITLE)
+    assert text.startswith(f"**{-four[0][0]:.2f} points, as much as")
+    said = "So {:.2f} is of each policy on the same problems in both formats, but {:.2f} and {:.2f} are not of pairs"
+    assert said.format(four[0][0], in_mxfp4[0], hangs[0]) in text
+    assert f"the two lose the same, within half a point (the {hangs[0]:.2f})" in text
 
 
 def test_whether_rounding_at_the_end_is_told(page, of_bf16, lanes):
     text, both = section(page, TITLE), [lost(of_bf16), lost(lanes("mxfp4-rceil"))]
     assert "(t-tests {} and {})".format(*(short(ttest_1samp(of, 0).pvalue) for of in both)) in text
-    mean, low, high, p = told(np.concatenate(both))
-    assert f"it is {mean:.2f} ({low:.2f} to {high:.2f}, p = {short(p)})" in text
-    at_the_top = section(page, "What was found")
-    assert (
-        "takes {:.2f} of the 1.37 points, and [{:.2f} from".format(*(-of.mean() for of in reversed(both))) in at_the_top
-    )
+    pooled = np.concatenate(both)
+    mean, low, high, p = told(pooled)
+    assert f"over all {len(pooled)} policies, taken as independent, it is {mean:.2f}" in text
+    assert f"is {mean:.2f} ({low:.2f} to {high:.2f}, p = {short(p)})" in text
+    first, second = (-of.mean() for of in both)
+    assert f"takes {second:.2f} of the 1.37 points, and [{first:.2f} from" in section(page, "What was found")
     worse, better = ([int((sign * of > 0).sum()) for of in both] for sign in (-1, 1))
     assert "{} and {} policies of 32 are worse for it, {} and {} better".format(*worse, *better) in text
 

@@ -78,8 +78,9 @@ def test_the_questions_of_the_space_are_answered_by_the_store(page, solved, in_b
     also = holm([effect(in_bf16, of)[3] for of in QUESTIONS.values()])
     assert (also < 0.05).tolist() == against_bf16, "evaluated in BF16, too"
     least, most = min(found, key=lambda of: of[3]), found[5]
-    said = f"costs {-least[0]:.1f} or {-most[0]:.1f} points, in its forward pass alone as much as in both"
+    said = f"(QAT) costs {-least[0]:.1f} points and one in MXFP4 {-most[0]:.1f}, not told apart"
     assert said in section(page, TITLE)
+    assert "(Holm's p {} and {})".format(*map(short, also[4:6])) in section(page, TITLE)
     at_the_top = section(page, "What was found")
     said = "{:.2f} ({:.2f} to {:.2f}) and {:.2f} ({:.2f} to {:.2f})"
     assert said.format(*(-x for of in (least, most) for x in (of[0], of[2], of[1]))) in at_the_top
@@ -112,6 +113,11 @@ def test_what_eight_seeds_can_tell(page, solved):
     assert f"means over pairs take {min(of_means):.1f} to {max(of_means):.1f}" in text
     mean, low, high, _ = told(solved[IN_ROLLOUTS] - solved["bf16"])
     assert f"have {mean:.2f} here ({low:.2f} to {high:+.2f})" in text
+    runs = open_store(DOCS / "study" / "rl-arms-store").runs()
+    others = -100 * runs.pivot(index="seed", columns="recipe_label", values="val_loss")
+    mean, low, high, _ = told(others[IN_ROLLOUTS] - others["bf16"])
+    said = f"with [{len(others)} other seeds](#rollouts-or-trainer) {mean:.2f} ({low:.2f} to {high:.2f})."
+    assert said in text
     half = max(abs(x) for x in effect(solved, QUESTIONS["MXFP4 trainer against QAT"])[1:3])
     assert f"and {half - 0.05:.1f} points either way are not excluded" in text
 
@@ -138,4 +144,5 @@ def test_three_lanes_of_another_card_are_the_same_to_the_bit(page, space_store, 
     own, other = (of.runs(["config_id", "lr", "seed", "preset", "val_loss"]) for of in (space_store, store))
     both = own.merge(other, on=["config_id", "lr", "seed", "preset"], suffixes=("", "_other"))
     assert len(both) == 3
+    assert "as had three of BF16 of the space `rl`" in section(page, "What was found")
     assert both["val_loss"].eq(both["val_loss_other"]).all()
