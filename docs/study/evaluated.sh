@@ -5,8 +5,9 @@
 #   bash docs/study/evaluated.sh SECONDS OUT [PRESET [SEEDS]]
 #
 # trains a policy of walks-small for each of the seeds (40 to 71) in BF16, at 6e-5, and writes OUT/SEED, a store with what it
-# solves, not trained on, of the same problems in MXFP4 and in BF16 (docs/study/rl-untrained.toml). No policy is begun in the
-# last minute of SECONDS. PYTHON, DEVICE (cuda) and WORKERS (8) name the interpreter, the device, and how many run at once.
+# solves, not trained on, of the same problems in MXFP4 and in BF16 (docs/study/rl-untrained.toml). These are the problems of
+# seed 0, for the policies of all seeds: `--seeds` takes no single other one. No policy is begun in the last minute of
+# SECONDS. PYTHON, DEVICE (cuda) and WORKERS (8) name the interpreter, the device, and how many run at once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 end=$(($(date +%s) + $1)) out=$2 preset=${3:-walks-small} seeds=${4:-$(seq 40 71)}

@@ -60,3 +60,20 @@ def pairs_to_show_none(deviation):
     """The fewest pairs of this deviation (points) that show with a chance of 80 % that there is no difference."""
     n = np.arange(2, 10_000)
     return int(n[chance_to_pass(0, deviation, n) >= 0.8][0])
+
+
+def told(values):
+    """Mean, both limits and p, of a difference in points, one of each seed."""
+    return mean_interval(np.asarray(values, float)[None]).iloc[0][["mean", "low", "high", "p"]].to_numpy(float)
+
+
+def signed(mean, low, high, *_):
+    """A difference as tables have it: `−0.34 (−0.70 to +0.02)`."""
+    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+
+
+def short(p):
+    """p as tables have it: `<.001`, `.012`, `.45`, `1`."""
+    if p < 0.0005:
+        return "<.001"
+    return "1" if p > 0.995 else f"{p:.3f}".lstrip("0") if p < 0.1 else f"{p:.2f}".lstrip("0")

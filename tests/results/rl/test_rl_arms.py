@@ -1,12 +1,11 @@
 """What the page of reinforcement learning says of BF16 and MXFP4, in trainer and rollouts, is what the store has."""
 
-import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
 from fp4dse.results import open_store
-from fp4dse.results.stats.estimates.intervals import holm, mean_interval
-from tests.results.rl.rl_page import DOCS, EQUAL, FRESH, IN_ROLLOUTS, section, table
+from fp4dse.results.stats.estimates.intervals import holm
+from tests.results.rl.rl_page import DOCS, EQUAL, FRESH, IN_ROLLOUTS, section, table, told
 
 ARMS = {("BF16", "BF16"): "bf16", ("BF16", "MXFP4"): IN_ROLLOUTS}
 ARMS |= {("MXFP4", "BF16"): "mxfp4-rceil, rollout bf16", ("MXFP4", "MXFP4"): "mxfp4-rceil"}
@@ -32,11 +31,6 @@ def points(arms):
         return found[list(ARMS.values())].set_axis(list(ARMS), axis=1)
 
     return of
-
-
-def told(values):
-    """Mean, both limits and p, of a difference in points."""
-    return mean_interval(np.asarray(values)[None]).iloc[0][["mean", "low", "high", "p"]].to_numpy(float)
 
 
 def parts(found):

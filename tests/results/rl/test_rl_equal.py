@@ -22,6 +22,7 @@ from tests.results.rl.rl_page import (
     pairs_to_show_none,
     queries_of,
     section,
+    short,
     table,
 )
 
@@ -67,11 +68,6 @@ def fresh(store):
 def points(line, names=("difference", "high", "low")):
     """A difference of losses and its limits as points of accuracy."""
     return [round(-100 * line[name], 2) for name in names]
-
-
-def short(p):
-    """p as tables have it: `.012`, `.45`."""
-    return f"{p:.3f}".lstrip("0") if p < 0.1 else f"{p:.2f}".lstrip("0")
 
 
 def verdict(line):
@@ -122,7 +118,7 @@ def test_the_equivalence_test_is_what_compare_says(page, compared, deviations, f
     tests = [ttest_1samp(fresh(preset, name) - fresh(preset, "bf16"), 0).pvalue for preset, name in TESTED]
     both = [[line["p"] for line in lines.values()], tests]
     of_four = [[alone, adjusted] for p in both for alone, adjusted in zip(p, holm(p), strict=True)]
-    said = [", ".join(short(x) if x >= 0.0005 else "<.001" for x in p) for p in of_four]
+    said = [", ".join(map(short, p)) for p in of_four]
     for cells, key, p, of_t_test in zip(rows, TESTED, said[:4], said[4:], strict=True):
         line, pairs = lines[key], deviations.loc[(key[0], EQUAL, key[1])]
         assert line["lr_a"] == line["lr_b"] == EQUAL
