@@ -63,7 +63,7 @@ def sensitivity(
     ] = False,
     data: Data = None,
     start: Start = [],  # noqa: B006
-    seeds: Annotated[str, typer.Option(help="Number of seeds (5), or seeds (0,1,2).")] = "5",
+    seeds: Annotated[str, typer.Option(help="Number of seeds (5), or seeds (0,1,2 or 40-71).")] = "5",
     lr: Annotated[float | None, typer.Option(help="Learning rate of all. Default: the task's for the recipe.")] = None,
     store: NewStore = None,
     device: Device = "cpu",

@@ -70,7 +70,9 @@ Start = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=offer(lambda: ["cpu", "cuda"]))]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]
-Seeds = Annotated[str | None, typer.Option(help="Number of seeds (3), or seeds (0,1,2). Default: the space's, or 3.")]
+Seeds = Annotated[
+    str | None, typer.Option(help="Number of seeds (3), or seeds (0,1,2 or 40-71). Default: the space's, or 3.")
+]
 Rates = Annotated[
     list[str],
     typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's for the recipe's class."),

@@ -1,5 +1,5 @@
-"""Reads what people type into values: `regression:small`, `3` or `0,1,2` seeds, `1e-3,3e-3`, `1h30m`, the name of a
-space.
+"""Reads what people type into values: `regression:small`, `3`, `0,1,2` or `40-71` seeds, `1e-3,3e-3`, `1h30m`, the name
+of a space.
 
 ConfigError says what would be accepted.
 """
@@ -159,13 +159,20 @@ def parse_tasks(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`3` is three seeds: 0, 1, 2. `4,7` is those two."""
-    accepted = f"a number of seeds (3), or a list of seeds (0,1,2), {MOST_SEEDS:,} at most"
+    """`3` is three seeds: 0, 1, 2. `4,7` is those two, `40-71` all from 40 to 71, `7-7` seed 7 alone."""
+    accepted = f"a number of seeds (3), or seeds (0,1,2 or 40-71), {MOST_SEEDS:,} at most"
     parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
+    if not all(re.fullmatch(r"\d{1,9}(-\d{1,9})?", part) for part in parts):
         raise ConfigError("--seeds", text, accepted)
-    numbers = [int(part) for part in parts]
-    seeds = numbers if len(numbers) > 1 else list(range(min(numbers[0], MOST_SEEDS + 1)))
+    if len(parts) == 1 and parts[0].isdigit():
+        parts = [f"0-{int(parts[0]) - 1}"] if int(parts[0]) else []
+    seeds: list[int] = []
+    for part in parts:
+        first, _, last = part.partition("-")
+        within = range(int(first), int(last or first) + 1)
+        seeds += within[: MOST_SEEDS + 1]
+        if not within or len(seeds) > MOST_SEEDS:
+            raise ConfigError("--seeds", text, accepted)
     if not is_seeds(seeds):
         raise ConfigError("--seeds", text, accepted)
     _check_once("--seeds", seeds)

@@ -24,10 +24,10 @@ jobs)
     walks-slow) what=(bf16 -a training.rollout=trainer --task rl:walks-small --task rl:walks-medium --seeds 3 --record) rates=1.5e-5,3e-5,6e-5 lanes=9 ;;
     space) what=(rl --task rl:walks-small --seeds 8 --record) rates=6e-5 lanes=16 ;;
     cache) what=(docs/study/rl-cache.toml --task rl:walks-small --seeds 8 --record) rates=6e-5 lanes=16 ;;
-    space-bf16) what=(rl --task rl:walks-small+bf16 --seeds "$(seq -s, 100 116)" --record) rates=6e-5 lanes=16 ;; # 255 lanes
+    space-bf16) what=(rl --task rl:walks-small+bf16 --seeds 100-116 --record) rates=6e-5 lanes=16 ;; # 255 lanes
     dapo | clip-higher) what=(docs/study/rl-arms.toml --task "rl:$which-small" --seeds 8 --record) rates=2.4e-4 lanes=16 ;;
-    arms) what=(docs/study/rl-arms.toml --task rl:walks-small --seeds "$(seq -s, 40 71)" --record) rates=6e-5 lanes=16 ;;
-    equal-walks-small | equal-walks-medium) what=(docs/study/rl-equal.toml --task "rl:${which#equal-}" --seeds "$(seq -s, 40 71)" --record) rates=6e-5 lanes=16 ;;
+    arms) what=(docs/study/rl-arms.toml --task rl:walks-small --seeds 40-71 --record) rates=6e-5 lanes=16 ;;
+    equal-walks-small | equal-walks-medium) what=(docs/study/rl-equal.toml --task "rl:${which#equal-}" --seeds 40-71 --record) rates=6e-5 lanes=16 ;;
     noise) what=(bf16 -a training.noise=none,weights,qerl --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;; # into a new store: those of `same` have no records
     same) what=(docs/study/rl-same.toml --task rl:small --seeds 32 --record) rates=2.4e-4 lanes=16 ;;
     finetune) what=(finetune --task finetune:small --seeds 5) rates=1e-4,4e-4 lanes=20 ;;

@@ -24,8 +24,11 @@ from fp4dse.sweeps.planning.halving import Halving
 from fp4dse.sweeps.stores import default_store, latest_store, report_path
 from tests.sweeps.made import row
 
+COUNTED = [("3", [0, 1, 2]), ("0,1", [0, 1]), ("7, 4", [7, 4])]
+RANGED = [("7-7", [7]), ("40-43", [40, 41, 42, 43]), ("9, 2-4,0", [9, 2, 3, 4, 0])]
 
-@pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("0,1", [0, 1]), ("7, 4", [7, 4])])
+
+@pytest.mark.parametrize(("text", "seeds"), COUNTED + RANGED)
 def test_seeds_are_a_count_or_a_list(text, seeds):
     assert parse_seeds(text) == seeds
 
@@ -41,7 +44,7 @@ def test_wrong_durations_are_refused(text):
         parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1,", "1.5", "0,0,1"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1,", "1.5", "0,0,1", "5-4", "1-", "-", "0-3,2", "0-999999999"])
 def test_wrong_seeds_are_refused(text):
     with pytest.raises(ConfigError, match="--seeds"):
         parse_seeds(text)

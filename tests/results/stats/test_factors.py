@@ -95,7 +95,7 @@ def test_the_factors_of_many_settings_are_found_once():
 
 
 def test_no_factor_tells_how_old_a_row_is():
-    """Rows from before a column was added read as null there; what they were trained with is the technique's absence."""
+    """Rows from before a column was added are null there: they were trained without what it says."""
     axes = {"training.noise": ["none", "qerl"], "fprop.rotation": ["none", "rht16"]}
     recipes = Space.from_dict({"summary": "a test", "base": "nvfp4", "axes": axes}).recipes()
     setting = dict.fromkeys(SETTING, "one")
