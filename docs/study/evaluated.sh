@@ -5,9 +5,9 @@
 #   bash docs/study/evaluated.sh SECONDS OUT [PRESET [SEEDS]]
 #
 # trains a policy of walks-small for each of the seeds (40 to 71) in BF16, at 6e-5, and writes OUT/SEED, a store with what it
-# solves, not trained on, of the same problems in MXFP4 and in BF16 (docs/study/rl-untrained.toml). These are the problems of
-# seed 0, for the policies of all seeds: `--seeds` takes no single other one. No policy is begun in the last minute of
-# SECONDS. PYTHON, DEVICE (cuda) and WORKERS (8) name the interpreter, the device, and how many run at once.
+# solves, not trained on, of its seed's problems in MXFP4 and in BF16 (docs/study/rl-untrained.toml). Those of rl-evaluated-store
+# all answered the problems of seed 0. No policy is begun in the last minute of SECONDS. PYTHON, DEVICE (cuda) and WORKERS
+# (8) name the interpreter, the device, and how many run at once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 end=$(($(date +%s) + $1)) out=$2 preset=${3:-walks-small} seeds=${4:-$(seq 40 71)}
@@ -19,7 +19,7 @@ evaluated() { # SEED
     [ $((end - $(date +%s))) -gt 60 ] || { echo "no time left for seed $1" >&2 && return 1; }
     "$python" -m fp4dse weights make "rl:$preset" --recipe bf16 --seed "$1" --lr 6e-5 --device "$device" \
         --out "$work/$1.safetensors"
-    "$python" docs/study/sweep_stage.py docs/study/rl-untrained.toml --task "rl:$preset" --seeds 1 --lr 6e-5 --lanes 2 \
+    "$python" docs/study/sweep_stage.py docs/study/rl-untrained.toml --task "rl:$preset" --seeds "$1-$1" --lr 6e-5 --lanes 2 \
         --from "$work/$1.safetensors" --device "$device" --jobs 1 --budget $((end - $(date +%s))) --store "$out/$1"
 }
 export -f evaluated
