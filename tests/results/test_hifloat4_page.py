@@ -1,4 +1,4 @@
-"""What the study's findings say of HiFloat4 beside MXFP4 with rotated and stochastic gradients is what the rows have."""
+"""What the findings say of HiFloat4 beside MXFP4, with rotated and stochastic gradients, is what the rows have."""
 
 from pathlib import Path
 
@@ -69,6 +69,7 @@ def test_what_a_rotation_adds_to_stochastic_gradients():
     at_1m = losses("1M")
     floor, ours = (size(at_1m, f"{of}{BOTH}", f"{of}{SR}")[0] for of in ("mxfp4", "hif4"))
     ceil = "{:+.2f} %, {:+.2f} to {:+.2f}".format(*change(at_1m, f"mxfp4-rceil{BOTH}", f"mxfp4-rceil{SR}"))
+    assert f"where MXFP4's scales are floored 1M sees {floor.split(' (')[0]}." in PAGE
     assert f"is {floor}) where MXFP4's scales are floored, {ours}) in HiFloat4, and nothing that" in PAGE
     assert f"and nothing that is told where they do not truncate ({ceil})" in PAGE
     lead = {of: at_1m[f"{of}{BOTH}"] - at_1m[f"{of}{SR}"] for of in ("hif4", "mxfp4", "mxfp4-rceil")}
