@@ -164,8 +164,9 @@ def _pairs(runs: pd.DataFrame) -> list[dict[str, object]]:
         if name in APART or name.startswith("HiFloat4"):
             groups[name] = list(dict.fromkeys([*groups.get(name, []), *effect.pairs(recipes)]))
     named = {text: name for name, text in label.items()}
-    for ends, of in (("floor", "mxfp4"), ("ceil", "mxfp4-rceil")):
-        pair = named.get(f"{of}, gradients SR"), named.get("hif4, gradients SR")
+    both = ", gradients SR", ", gradients SR, backward rht64"
+    for (ends, of), more in itertools.product((("floor", "mxfp4"), ("ceil", "mxfp4-rceil")), both):
+        pair = named.get(f"{of}{more}"), named.get(f"hif4{more}")
         groups[f"HiFloat4 for MXFP4 ({ends})"] += [pair] if None not in pair else []  # type: ignore[list-item]
     rows: list[dict[str, object]] = []
     for name, pairs in groups.items():
