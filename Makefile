@@ -44,6 +44,7 @@ bench-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu tests/kernels
 	$(BIN)/fp4dse bench kernels --device cuda
 	$(BIN)/fp4dse bench experts --device cuda
+	$(BIN)/fp4dse bench kept --device cuda
 	@if [ "$$(nvidia-smi -L | wc -l)" -gt 1 ]; then $(BIN)/fp4dse bench exchange --device cuda --ranks 2; \
 	    else echo "bench exchange: left out, it needs two GPUs"; fi
 	$(BIN)/fp4dse bench train --device cuda

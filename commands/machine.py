@@ -132,13 +132,14 @@ def bench_kept(
     """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4, and
     SwiGLU's in MXFP8.
 
-    On a GPU also the peak memory of a training of two lanes.
+    On a GPU also the peak memory and the speed of a training of two lanes: at equal recomputation row beside row, at
+    equal memory one without recomputation beside one with it.
     """
     from fp4dse.tasks import check_device
     from fp4dse.tasks.bench.kept import bench
 
     check_device(device)
-    columns = ["what", "bytes_per_token_and_block", "of_bf16", "of_fp8", "peak_mib", "note"]
+    columns = ["what", "bytes_per_token_and_block", "of_bf16", "of_fp8", "peak_mib", "tokens_per_s", "note"]
     rows = [{name: getattr(row, name) for name in columns} for row in bench(preset, device)]
     print_rows(columns, rows, as_json)
 

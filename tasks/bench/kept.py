@@ -1,4 +1,4 @@
-"""The bytes that a block of a decoder keeps for the backward pass (tasks/engine/kept.py), and the memory of a training.
+"""The bytes that a block of a decoder keeps for the backward pass (tasks/engine/kept.py); memory and speed of a step.
 
 A block's are the difference between a decoder and one with a block more, so that embedding, head and loss are not in
 them; and a token's that between one window and two, so that copies of weights, which are kept once, are not either.
@@ -17,6 +17,7 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.tasks import get_task
+from fp4dse.tasks.bench.step_time import step_us
 from fp4dse.tasks.catalogue import PACKED, RECOMPUTE, SWIGLU8
 from fp4dse.tasks.engine.kept import keeping
 from fp4dse.tasks.engine.lane_counts import peak_bytes
@@ -45,13 +46,14 @@ changes gradients."""
 
 class Row(NamedTuple):
     """Bytes of one way, and their ratios to BF16 and FP8; on a GPU also the peak memory of a training of two lanes, in
-    MiB, and why codes are not kept where they were to be."""
+    MiB, its speed, in tokens a second, and why codes are not kept where they were to be."""
 
     what: str
     bytes_per_token_and_block: float
     of_bf16: float
     of_fp8: float
     peak_mib: float | None = None
+    tokens_per_s: float | None = None
     note: str = ""
 
 
@@ -77,25 +79,34 @@ def bench(preset: str, device: str = "cpu") -> Iterator[Row]:
     bf16, fp8, *_ = (found.block for found in kept.values())
     for what, found in kept.items():
         recipe, ending = WAYS[what]
-        peak = by_device(device, cpu=None, cuda=_peak_mib)
-        more = (None, "") if peak is None else peak(preset + ending, recipe, device)
+        measure = by_device(device, cpu=None, cuda=_of_training)
+        more = measure(preset + ending, recipe, device) if measure else ()
         yield Row(what, found.block, found.block / bf16, found.block / fp8, *more)
 
 
-def _peak_mib(preset: str, recipe: Recipe, device: str) -> tuple[float, str]:
-    """The peak of a training of two lanes with the preset's batch, in MiB, and the reason why it keeps no codes."""
+def _of_training(preset: str, recipe: Recipe, device: str) -> tuple[float, float, str]:
+    """The peak of a training of two lanes with the preset's batch, in MiB, tokens a second once its step is captured,
+    and the reason why it keeps no codes."""
     task = get_task("language", preset)
-    numerics = LaneNumerics([recipe], [0], device)
-    note = numerics.why_not_packed() if task.packed else None
-    return peak_bytes(task, [recipe], device, LANES) / 2**20, note or ""
+    note = LaneNumerics([recipe], [0], device).why_not_packed() if task.packed else None
+    peak = peak_bytes(task, [recipe], device, LANES) / 2**20
+    tokens = LANES * task.batch * shape_of(task).context
+    return peak, 1e6 * tokens / step_us(task, recipe, LANES, device), note or ""
+
+
+def shape_of(task: Task) -> Shape:
+    """The decoder of a preset of language."""
+    assert isinstance(task.model, partial)
+    [shape] = task.model.args
+    assert isinstance(shape, Shape)
+    return shape
 
 
 def kept_for_backward(preset: str, recipe: Recipe, device: str = "cpu") -> Kept:
     """Of a preset of language, `+bf16` and the like included, trained by this recipe."""
     task = get_task("language", preset)
-    assert isinstance(task.model, partial)
-    [shape] = task.model.args
-    tokens: int = LANES * shape.context
+    shape = shape_of(task)
+    tokens = LANES * shape.context
 
     def of_token(depth: int) -> float:
         of = replace(shape, depth=depth)

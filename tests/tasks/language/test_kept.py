@@ -15,6 +15,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.quant.operand.records import Journal
 from fp4dse.sweeps.jobs.rows import lane_id, task_context
 from fp4dse.tasks import Lane, environment, facts_of, get_task
+from fp4dse.tasks.bench import kept
 from fp4dse.tasks.bench.kept import kept_for_backward
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.job import Job
@@ -233,3 +234,14 @@ def test_a_preset_that_says_what_is_kept_is_refused_as_it_was_typed(ending, caps
         cli.main(["bench", "kept", f"0.4M+bf16{ending}"])
     assert ended.value.code == 2
     assert f"preset: found '0.4M+bf16{ending}'; accepted: 0.4M+bf16 (with and without" in capsys.readouterr().err
+
+
+def test_a_gpu_also_tells_memory_and_speed(monkeypatch):
+    """Tokens a second are those of all lanes, whole batches; only a GPU knows its peak."""
+    monkeypatch.setattr(kept, "by_device", lambda device, cpu, cuda: cuda)
+    monkeypatch.setattr(kept, "peak_bytes", lambda task, recipes, device, lanes: 3 * 2**20)
+    monkeypatch.setattr(kept, "step_us", lambda task, recipe, lanes, device: 1e6 * lanes)
+    task = get_task("language", "smoke")
+    rows = list(kept.bench("smoke"))
+    assert {row.peak_mib for row in rows} == {3.0}
+    assert {row.tokens_per_s for row in rows} == {task.batch * kept.shape_of(task).context}
