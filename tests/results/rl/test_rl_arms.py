@@ -5,7 +5,7 @@ from scipy.stats import ttest_1samp
 
 from fp4dse.results import open_store
 from fp4dse.results.stats.estimates.intervals import holm
-from tests.results.rl.rl_page import DOCS, EQUAL, FRESH, IN_ROLLOUTS, section, table, told
+from tests.results.rl.rl_page import DOCS, EQUAL, FRESH, IN_ROLLOUTS, section, short, table, told
 
 ARMS = {("BF16", "BF16"): "bf16", ("BF16", "MXFP4"): IN_ROLLOUTS}
 ARMS |= {("MXFP4", "BF16"): "mxfp4-rceil, rollout bf16", ("MXFP4", "MXFP4"): "mxfp4-rceil"}
@@ -63,6 +63,12 @@ def test_the_table_of_the_four_arms_is_what_the_store_has(page, arms, points):
         kl = 1e4 * numbers.loc[ARMS[arm], ["value", "low", "high"]]
         assert cells[6] == (f"{kl.iloc[0]:.1f} ({kl.iloc[1]:.1f} to {kl.iloc[2]:.1f})" if kl["value"] > 0.01 else "0")
     assert max(holm(values).max() for values in p.values()) < 0.0025
+    at_the_top = section(page, "What was found")
+    rollouts, trainer = (told(found["BF16", "BF16"] - found[arm]) for arm in list(ARMS)[1:3])
+    said = "{:.2f} points ({:.2f} to {:.2f}; 32 seeds), significant after correction (p = {})."
+    assert said.format(*rollouts[:3], short(rollouts[3])) in at_the_top
+    said = "{:.2f} on `walks-small`](#rollouts-or-trainer) ({:.2f} to {:.2f}), significant after correction (p = {})."
+    assert said.format(*trainer[:3], short(trainer[3])) in at_the_top
 
 
 def test_what_trainer_and_rollouts_cost_is_what_the_store_has(page, points):
@@ -105,4 +111,6 @@ def test_lanes_of_another_card_are_the_same_to_the_bit(page, arms, store):
     assert len(both) == 64
     assert both["val_loss"].eq(both["val_loss_other"]).all()
     assert both["val_loss_bf16"].eq(both["val_loss_bf16_other"]).all()
-    assert f"{len(both)} of the four arms on an H200" in section(page, "What was found")
+    assert f"on an H200, lanes that an H100 had trained: {len(both)} of the four arms" in section(
+        page, "What was found"
+    )

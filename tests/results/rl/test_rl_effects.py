@@ -186,6 +186,13 @@ def test_what_each_of_three_fixes_moves_is_what_the_store_says(page, effects, fa
         assert numbers(cell) == [round(1e4 * line[name], 1) for name in ("difference", "low", "high")]
     p, bold = [*p, *(line["p"] for line in entropies)], [*bold, *["**" in cell for cell in rows[-1][2:]]]
     q, said = adjusted(p), section(page, "Three fixes, three numbers")
+    errors = ["{:.2f} ({:.2f} to {:.2f})".format(*np.exp(interval(of["gradient_error", (fix,)])[:3])) for fix in fixes]
+    at_the_top = section(page, "What was found")
+    assert f"they take the error to {errors[0]} and {errors[1]} of what it was" in at_the_top
+    assert (
+        f"takes it to {errors[2]}: significant alone, not after correction (`q` {q[2]:.2f})".replace("` 0", "` ")
+        in at_the_top
+    )
     assert bold == (q < 0.05).tolist()
     assert f"for the {len(p)} effects of the table" in said
     assert round(max(q[q < 0.05]), 2) == 0.03

@@ -139,12 +139,18 @@ def test_the_equivalence_test_is_what_compare_says(page, compared, deviations, f
 def test_what_the_page_makes_of_the_equivalence_test(page, compared, deviations, fresh):
     text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
     small, medium = (compared("mxfp4-rceil", lr=EQUAL).loc[preset] for preset in WALKS)
-    loses = "points ({:.1f} to {:.1f}) in a policy of 1.9M parameters, told with all comparisons of that test in mind"
-    size = "by {:.1f} " + loses + ", and by {:.1f} ({:.2f} to {:.1f}) in one of 10.9M"
+    size = "by {:.1f} points ({:.1f} to {:.1f}) with 1.9M parameters and by {:.1f} ({:.2f} to {:.1f}) with 10.9M"
     limits = [100 * line[name] for line in (small, medium) for name in ("difference", "low", "high")]
     assert size.format(*limits) in at_the_top
+    of_four = dict(
+        zip(TESTED, holm([compared(name, lr=EQUAL).loc[preset, "p"] for preset, name in TESTED]), strict=True)
+    )
+    first, second = (of_four[preset, "mxfp4-rceil"] for preset in WALKS)
+    said = f"The first is significant after correction ({short(first)}), the second alone (p = {short(medium['p'])}; "
+    assert f"{said}{short(second)} after correction)" in at_the_top
+    assert first < 0.05 < second
     spread = deviations.xs(EQUAL, level="lr")["deviates"]
-    assert f"A pair deviates by {spread.min():.1f} to {spread.max():.1f} points at this rate" in at_the_top
+    assert f"A pair deviates by {spread.min():.1f} to {spread.max():.1f} points at this rate" in text
     assert without_zero(f"(p of equivalence {medium['p_same']:.3f})") in text
     of_medium = deviations.loc[("walks-medium", EQUAL, "mxfp4-rceil")]
     low = equivalence(of_medium["points"], of_medium["deviates"], 32)[0]
@@ -178,7 +184,9 @@ def test_what_the_page_makes_of_all_three_fixes(page, compared, deviations, fres
     said = "they end {:.2f} points below it (90 % interval {:.2f} to {:+.2f}) and {:.2f} ({:.2f} to {:.2f})"
     ends = [(-of[preset]["points"], *limits[preset]) for preset in reversed(WALKS)]
     assert said.format(*ends[0], *ends[1]) in at_the_top
-    assert f"not with both sizes in mind (p = {at_most})" in at_the_top
+    alone = without_zero(f"{p['walks-medium']:.3f}")
+    said = f"significant alone (p of equivalence {alone}), not after correction for both sizes ({at_most})"
+    assert said in at_the_top
     assert f"(Holm's p of two equivalences {at_most})" in text
     assert without_zero(f"On `walks-medium` yes (p of equivalence {p['walks-medium']:.3f})") in text
     assert without_zero(f"On `walks-small` it is not shown (p of equivalence {p['walks-small']:.2f})") in text
@@ -194,8 +202,10 @@ def test_whether_all_three_fixes_help_plain_mxfp4(page, compared, fresh):
     small, medium = (compared(FIXED, "mxfp4-rceil", EQUAL).loc[preset] for preset in WALKS)
     assert medium["p_same"] < 0.05 < small["p_same"], "as good as plain MXFP4 at the larger size"
     (mean, low, high), (other, *limits) = points(small), points(medium)
-    said = "{:+.1f} points ({:.1f} to {:+.1f}) and {:+.1f} ({:.1f} to {:+.1f})"
+    said = "add {:.1f} points to MXFP4 on `walks-small` ({:.1f} to {:+.1f}) and {:.1f} on `walks-medium` "
+    said += "({:.1f} to {:+.1f})"
     assert said.format(mean, low, high, other, *limits) in at_the_top
+    assert f"(p = {short(small['p'])} and {short(medium['p'])})" in at_the_top
     assert f"{mean:+.2f} points ({low:.2f} to {high:+.2f}, p = {short(small['p'])})" in text
     said = "{:+.2f} ({:.2f} to {:+.2f}, p = {}; p of equivalence {})"
     assert said.format(other, *limits, short(medium["p"]), short(medium["p_same"])) in text
@@ -271,13 +281,11 @@ def test_what_is_as_good_as_bf16_at_the_rate_of_the_presets(page, compared, devi
 def test_the_pairs_that_would_show_none_are_those_of_the_package(page, deviations):
     needed = [pairs_to_show_none(deviates) for deviates in deviations["deviates"]]
     assert needed == pytest.approx(deviations["pairs_to_show_none"], rel=0.03, abs=2)
-    text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
+    text = section(page, "As good as BF16?")
     spread = deviations.xs(PLAIN, level="lr")["deviates"]
     least, most = deviations.xs(PLAIN, level="lr")["pairs_to_show_none"].agg(["min", "max"])
-    said = (
-        f"by {spread.min():.0f} to {spread.max():.0f} at 2.4e-4, where {least:.0f} to {most:,.0f} pairs would be needed"
-    )
-    assert said in at_the_top
+    said = f"by {spread.min():.1f} to {spread.max():.1f} points here, so that {least:.0f} to {most:,.0f} pairs would be"
+    assert said in text
     half = (spread.min() / 100) * stdtrit(31, 0.95) / 32**0.5
     assert f"90 % interval of 32 pairs is ±{100 * half:.1f} points wide" in text
     assert half > MARGIN
@@ -290,13 +298,14 @@ def test_what_the_page_makes_of_the_comparisons_at_the_rate_of_the_presets(page,
     text, at_the_top = section(page, "As good as BF16?"), section(page, "What was found")
     small, medium = (compared("mxfp4-rceil").loc[preset] for preset in WALKS)
     alone = compared(IN_ROLLOUTS, "mxfp4-rceil").loc["walks-small"]
-    found = "At 2.4e-4 it is {:.1f} points ({:.1f} to {:.1f}, {} pairs) and {:.1f} ({:.1f} to {:.1f}, {})".format(
+    said = "At 2.4e-4 it is {:.1f} points ({:.1f} to {:.1f}; {} seeds) and {:.1f} ({:.1f} to {:.1f}; {} seeds), each"
+    found = said.format(
         *(100 * small["difference"], 100 * small["low"], 100 * small["high"], small["pairs"]),
         *(100 * medium["difference"], 100 * medium["low"], 100 * medium["high"], medium["pairs"]),
     )
     assert found in at_the_top
+    assert f"significant alone (p = {short(small['p'])} and {short(medium['p'])}), not after" in at_the_top
     mean, low, high = (-100 * alone[name] for name in ("difference", "high", "low"))
-    assert f"by {mean:.1f} points at the smaller size ({low:.1f} to {high:.1f}, {alone['pairs']} pairs)" in at_the_top
     p = short(alone["p"])
     assert f"is {mean:.2f} points better than in all operands ({low:+.2f} to {high:+.2f}, p = {p})" in text
     other = compared(IN_ROLLOUTS, "mxfp4-rceil").loc["small"]
@@ -312,6 +321,7 @@ def test_what_the_page_makes_of_the_comparisons_at_the_rate_of_the_presets(page,
     p = [compared(name).loc[preset, "p"] for preset, name in COMPARED[5:]]
     assert len(p) == 6
     assert f"(Holm's p {holm(p).min():.2f})".replace("0.", ".") in text
+    assert f"not after correction ({holm(p).min():.2f})".replace("0.", ".") in at_the_top
     means = [-100 * compared("mxfp4-rceil").loc[preset, "difference"] for preset in ("small", *WALKS)]
     assert f"by {-max(means):.1f} to {-min(means):.1f} points" in text
     lanes = store.sql(f"FROM runs WHERE steps = 160 AND lr = {PLAIN}").set_index(["preset", "recipe_label", "seed"])

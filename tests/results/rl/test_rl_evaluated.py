@@ -74,7 +74,10 @@ def test_whether_rounding_at_the_end_is_told(page, of_bf16, lanes):
     assert f"over all {len(pooled)} policies, taken as independent, it is {mean:.2f}" in text
     assert f"is {mean:.2f} ({low:.2f} to {high:.2f}, p = {short(p)})" in text
     first, second = (-of.mean() for of in both)
-    assert f"takes {second:.2f} of the 1.37 points, and [{first:.2f} from" in section(page, "What was found")
+    at_the_top, [low, high] = section(page, "What was found"), sorted(-told(both[1])[1:3])
+    assert f"takes {second:.2f} of the 1.37 points ({low:.2f} to {high:.2f}), and [{first:.2f} from" in at_the_top
+    alone = "significant alone (p = {} and {}), not after correction".format(*(short(told(of)[3]) for of in both[::-1]))
+    assert alone in at_the_top
     worse, better = ([int((sign * of > 0).sum()) for of in both] for sign in (-1, 1))
     assert "{} and {} policies of 32 are worse for it, {} and {} better".format(*worse, *better) in text
 

@@ -14,7 +14,7 @@ from tests.results.rl.rl_page import DOCS, EQUAL, IN_ROLLOUTS, section, short, s
 from tests.results.rl.rl_space import BASELINE, CELLS, QUESTIONS, ROLLOUTS, averaged, effect, label
 
 PRESET = "walks-small"
-TITLE = "Which recipes of the space `rl` are told from BF16?"
+TITLE = "Which recipes of the space `rl` differ from BF16?"
 
 
 @pytest.fixture
@@ -82,10 +82,12 @@ def test_the_questions_of_the_space_are_answered_by_the_store(page, solved, in_b
     assert said in section(page, TITLE)
     assert "(Holm's p {} and {})".format(*map(short, also[4:6])) in section(page, TITLE)
     at_the_top = section(page, "What was found")
-    said = "{:.2f} ({:.2f} to {:.2f}) and {:.2f} ({:.2f} to {:.2f})"
-    assert said.format(*(-x for of in (least, most) for x in (of[0], of[2], of[1]))) in at_the_top
-    mean, low, high, _ = found[0]
-    assert f"({mean:+.2f}, {low:.2f} to {high:+.2f})" in at_the_top
+    said = "(QAT) costs [{:.2f} ({:.2f} to {:.2f})](#which-recipes-of-the-space-rl-differ-from-bf16) and in the whole "
+    said += "trainer {:.2f} ({:.2f} to {:.2f}), both significant after correction ({} and {})."
+    limits = [-x for of in (least, most) for x in (of[0], of[2], of[1])]
+    assert said.format(*limits, *map(short, adjusted[4:6])) in at_the_top
+    mean, low, high, p = found[0]
+    assert f"{mean:+.2f} ({low:.2f} to {high:+.2f}; 8 seeds; p = {short(p)})" in at_the_top
 
 
 def test_what_quantized_trainers_cost_hangs_on_no_single_seed(page, solved):
@@ -144,5 +146,5 @@ def test_three_lanes_of_another_card_are_the_same_to_the_bit(page, space_store, 
     own, other = (of.runs(["config_id", "lr", "seed", "preset", "val_loss"]) for of in (space_store, store))
     both = own.merge(other, on=["config_id", "lr", "seed", "preset"], suffixes=("", "_other"))
     assert len(both) == 3
-    assert "as had three of BF16 of the space `rl`" in section(page, "What was found")
+    assert "and three of BF16 of the space `rl`" in section(page, "What was found")
     assert both["val_loss"].eq(both["val_loss_other"]).all()

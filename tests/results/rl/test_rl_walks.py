@@ -54,7 +54,7 @@ def test_what_all_three_fixes_do_to_what_is_recorded_on_walks(page, store, prese
     said = "×{:.2f} ({:.2f} to {:.2f}), in the first block to ×{:.2f} ({:.2f} to {:.2f}), in the last to ×{:.2f} ("
     said += "{:.2f} to {:.2f}), and the energy of the error of the rollout's weights to ×{:.2f}."
     assert said.format(*np.concatenate(list(ratios.values()))[:10]) in text
-    words = {"walks-small": "nor are those with {:.2f} and", "walks-medium": "and {:.2f} of it on walks of two sizes"}
+    words = {"walks-small": "with {:.2f} and", "walks-medium": "and {:.2f} of the gradient's error"}
     assert words[preset].format(ratios["gradient_error"][0]) in section(page, "What was found")
     assert lanes("mismatch_kl", "mxfp4-rceil").max() < 1e-7
     mean, low, high, _ = interval(1e4 * lanes("mismatch_kl", FIXED))
