@@ -316,7 +316,7 @@ def test_what_the_page_makes_of_the_comparisons_at_the_rate_of_the_presets(page,
     on_walks, on_small = (
         (ends[preset, IN_ROLLOUTS] - ends[preset, "mxfp4-rceil"]).dropna() for preset in ("walks-small", "small")
     )
-    assert f"the first alone ({short(interval(on_walks)[3])} and {short(interval(on_small)[3])})" in text
+    assert f"only the first ({short(interval(on_walks)[3])} and {short(interval(on_small)[3])})" in text
     assert f"without its two worst seeds the second is {on_small.drop([13, 17]).mean():.2f}" in text
     p = [compared(name).loc[preset, "p"] for preset, name in COMPARED[5:]]
     assert len(p) == 6
