@@ -256,8 +256,9 @@ def test_the_order_of_recipes_that_lie_close_at_10m_is_what_the_findings_say():
     assert f"and without all six, {close_small[0]} ({close_small[1]} to {close_small[2]};" in page
     assert f"**1M has most of it, {large[0]}** ({large[1]} to {large[2]})" in page
     assert f"and {close_large[0]} ({close_large[1]} to {close_large[2]}), which is all" in page
-    of = [f"{found[0]}, {found[1]} to {found[2]}" for found in (close_large, close_small)]
-    assert f"Spearman's correlation with 10M {of[0]}; of 0.4M's {of[1]})" in page
+    of = [f"{found[0]} ({found[1]} to {found[2]})" for found in (close_large, close_small)]
+    said = f"Spearman's correlation with the order at 10M is {of[0]} for 1M and {of[1]} for 0.4M."
+    assert said in " ".join(page.split())
 
 
 def test_gaps_of_the_scale_stage_are_those_of_its_rows_and_their_order_is_one():
@@ -315,8 +316,8 @@ def test_what_recipes_lose_falls_as_the_findings_say():
     page = (STUDY / "findings.md").read_text().replace("\n", " ")
     assert "in all nineteen recipes of all three products" in page
     assert "to .35 to .43, one like the other" in page
-    assert "to .35 to .48 of what it was in nineteen recipes" in page
-    assert "to .46, .52, .64 and .91 in four that do not" in page
+    assert "| .35 to .48 (nineteen recipes) |" in page
+    assert "| .46, .52, .64 and .91 (four recipes) |" in page
     shown = {line[0]: line[-1].split(" ")[0] for line in cells("falls")[2:]}
     assert len(shown) == len(plain) + len(cured) + 4  # that quantize the forward pass alone
     assert {"0.46", "0.52", "0.64", "0.91"} <= set(shown.values())
@@ -381,3 +382,30 @@ def test_at_one_bf16_loss_the_smaller_model_with_more_tokens_loses_more_to_plain
     others = lost.drop(columns=[*names, "bf16"]).dropna(axis="columns")
     assert len(others.columns) == 4
     assert (others.loc["3M"] - others.loc["10M"]).abs().max() < 0.00095
+
+
+def test_the_short_tables_at_the_top_of_the_findings_are_those_below():
+    page = (STUDY / "findings.md").read_text()
+
+    def row(name: str) -> list[str]:
+        (found,) = (line for line in page.partition("\n## ")[0].splitlines() if line.strip().startswith(f"| {name} |"))
+        return [cell.strip() for cell in found.strip().strip("|").split("|")[1:]]
+
+    nvidia = "nvfp4, weights nvfp4-2d, gradients 16/17 SR, wgrad rht16, precise embedding+head+router, first 0.032, "
+    sizes = {line[0]: [float(cell.split(" %")[0]) for cell in line[1:]] for line in cells("scale")[1:] if line[-1]}
+    assert row("NVIDIA's") == [f"{loss:.2f} %" for loss in sizes[f"{nvidia}last 0.129"]]
+    plain = row("NVFP4, everything to nearest")
+    assert plain == [f"{loss:.{1 if loss > 1 else 2}f} %" for loss in sizes["nvfp4"]]
+    of = {line[0]: line for line in cells("confirm")[1:]}
+    for name, label in (
+        ("NVFP4, tensor maximum of the last step, gradients rounded stochastically", "e2m1 1x16 e4m3 T448 previous, "),
+        ("HiFloat4, gradients rotated", "hif4, backward rht64"),
+        ("MXFP4 in the backward pass alone, rotated", "mxfp4, forward bf16, backward 3/4, backward rht32"),
+    ):
+        (line,) = (line for key, line in of.items() if key.startswith(label))
+        expected = [f"{line[5].split(' (')[0]}", *(line[i].split(" (")[0].removeprefix("0") for i in (1, 2))]
+        assert row(name)[:3] == expected
+    left = [line[5].split(" ")[0].removeprefix("0") for line in cells("falls")[2:] if line[5]]
+    plain, cured = left[:3], sorted(left[3:])
+    assert row("that do neither with some gradient")[0] == "{2}, {1} and {0} (three recipes)".format(*plain)
+    assert row("that round each gradient stochastically or rotate it")[0] == f"{cured[0]} to {cured[-1]} (four recipes)"
