@@ -56,7 +56,7 @@ def _grown(small: dict[str, np.ndarray], large: dict[str, np.ndarray]) -> dict[s
     words = {}
     for name, chance in zip(both, chances, strict=True):
         direction = "rises" if large[name].mean() > small[name].mean() else "falls"
-        words[name] = f"{direction if chance < 0.05 else 'not told'}, p = {chance:.2g}"
+        words[name] = f"{direction if chance < 0.05 else 'not significant'}, p = {chance:.2g}"
     return words
 
 

@@ -37,8 +37,8 @@ def _gaps(runs: pd.DataFrame, task: str, column: str = "gap_matched") -> pd.Data
 
 
 def _images(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each task: does it resolve, which of its recipes are told from BF16 (Holm), does it order those that
-    the screening's other tasks have as they do, and the effect of the one question that has a pair."""
+    """A row for each task: does it resolve, which of its recipes differ significantly from BF16 (Holm), does it order
+    those that the screening's other tasks have as they do, and the effect of the one question that has a pair."""
     nvfp4 = Recipe.named("nvfp4").config_id
     found = []
     for task in TASKS:
