@@ -128,7 +128,7 @@ def run_sweep(
     progress   True shows it on standard error; a function is called with the state a few times a second
     store      a folder, or a URL: s3://bucket/folder
     worker     command of a worker process
-    executor   local, ray or slurm; `options` are its own (see executors/)
+    executor   local, ray, slurm or folder; `options` are its own (see executors/)
     backoff_s  pause before a job is tried again
 
     SIGINT and SIGTERM stop the sweep cleanly. ConfigError on wrong input; StoreError if the store cannot be written,

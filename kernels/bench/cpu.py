@@ -120,7 +120,7 @@ PEERS = (
 
 @torch.no_grad()
 def on_cpu() -> Iterator[Timing]:
-    """A copy, our quantizers, each compared with the reference first, and the peers; see bench.Timing.
+    """A copy, our quantizers, each compared with the reference first, and the peers; see timing.Timing.
 
     A peer that is not there, or not for this machine, has a row that says so, and no time.
     """

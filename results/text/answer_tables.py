@@ -20,7 +20,7 @@ TOGETHER, ALONE = ("low", "high", "tells"), ("own_low", "own_high", "repeats")
 def effect_tables(
     effects: pd.DataFrame, questions: Questions, units: Mapping[tuple[str, str], str] = MappingProxyType({})
 ) -> dict[str, list[dict[str, Any]]]:
-    """Title -> rows, a question each, of lines of `effects_of`. units: as paired.units.
+    """Title -> rows, a question each, of lines of `effects_of`. units: as levels.units.
 
     A task is shown as the rule reads it, and `interval` says by which one: for all effects of the question at once, or
     on a later task for each effect alone.

@@ -45,7 +45,7 @@ MOST_TRIALS = 10_000
 POINTS = 12
 """Of a training curve that a trial has: the dashboard lists them one below the other."""
 REPORT = "/report"
-"""Where dashboard.py serves the store's report."""
+"""Where serve.py serves the store's report."""
 
 _AGAINST: dict[str, Against] = {"lower": "better", "higher": "worse", "same": "same", "open": "open"}
 _READ = [*dict.fromkeys([*VERDICTS_READ, *AXES, OVERHEAD, "run_id", "created_at", "lane_s"])]

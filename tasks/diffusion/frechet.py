@@ -105,8 +105,8 @@ def frechet_distance(found: Reference, samples: Tensor) -> float:
 
 
 def sample_sheet(samples: Tensor, columns: int = 8, least: int = 200) -> bytes:
-    """A PNG file of samples float32 [n, H, W, C] in [-1, 1], in rows of 8 with grey lines between, enlarged to `least`
-    pixels of width or more. What is not finite is black."""
+    """A PNG file of samples float32 [n, H, W, C] in [-1, 1], in rows of `columns` with grey lines between, enlarged to
+    `least` pixels of width or more. What is not finite is black."""
     levels = ((torch.nan_to_num(samples, nan=-1.0).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     n, height, width, channels = levels.shape
     rows = -(-n // columns)

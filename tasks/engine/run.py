@@ -22,7 +22,7 @@ from fp4dse.tasks.task import Task
 
 KeepLanes = Callable[[list[float | None], list[float], list[int], list[float], float, list[str]], list[bool]]
 """(losses, overheads, seeds, learning rates, share to keep, config_ids) of the lanes -> which go on. Losses are means
-over the last steps (record.RUNG_TAIL), None where a lane has diverged."""
+over the last steps (loss_record.RUNG_TAIL), None where a lane has diverged."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.each import each
 from tests.house.modules import ROOT, modules, parsed
@@ -184,14 +186,18 @@ def test_code_that_nothing_needs_is_found():
     }
 
 
-def questions(source: str) -> list[str]:
-    """Docstrings that begin with What, Whether, How or Which: of functions, classes, modules, and below constants."""
-    texts = (
+def docstrings(source: str) -> list[str]:
+    """Of functions, classes, modules, and below constants."""
+    return [
         node.value.value
         for node in ast.walk(parsed(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    )
-    return [text for text in texts if re.match(r"\s*(What|Whether|How|Which)\b", text)]
+    ]
+
+
+def questions(source: str) -> list[str]:
+    """Docstrings that begin with What, Whether, How or Which."""
+    return [text for text in docstrings(source) if re.match(r"\s*(What|Whether|How|Which)\b", text)]
 
 
 def test_a_docstring_begins_with_what_a_thing_is_or_does():
@@ -202,3 +208,40 @@ def test_a_docstring_begins_with_what_a_thing_is_or_does():
 def test_a_docstring_that_begins_with_a_question_is_found():
     source = 'def f():\n    """Which of them."""\nX = 1\n"""What it is."""\nY = "What"\n"""Whatever."""\n'
     assert sorted(questions(source)) == ["What it is.", "Which of them."]
+
+
+ELSEWHERE = {
+    "dse/export/te_quant.py: core/quantization/quant_config.py": "of Megatron-LM",
+    "dse/export/te_quant.py: core/extensions/transformer_engine.py": "of Megatron-LM",
+    "sweeps/arguments.py: FILE.py": "a user's",
+    "tasks/own/loading.py: my_task.py": "a user's",
+}
+"""Modules that docstrings and comments name and that are not of this tree, each with the reason."""
+
+
+def named_modules(source: str) -> set[str]:
+    """Modules that docstrings and comments name, with the folders they are given with: `NAME.py`, `folder/NAME.py`."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = (token.string for token in tokens if token.type == tokenize.COMMENT)
+    return {name for text in (*docstrings(source), *comments) for name in re.findall(r"[\w/]+\.py\b", text)}
+
+
+def not_there(sources: dict[str, str], tree: Iterable[str]) -> set[str]:
+    """`file: module` of those named that are the end of no path of the tree. sources: name -> source."""
+    ends = {path.split("/", n)[n] for path in tree for n in range(path.count("/") + 1)}
+    return {f"{file}: {name}" for file, source in sources.items() for name in named_modules(source) if name not in ends}
+
+
+def test_modules_that_docstrings_and_comments_name_exist():
+    tree = [str(file.relative_to(ROOT)) for folder in ("tests", "docs") for file in (ROOT / folder).rglob("*.py")]
+    sources = {str(file.relative_to(ROOT)): file.read_text() for file in modules()}
+    assert not_there(sources, [*sources, *tree]) == ELSEWHERE.keys()
+
+
+def test_a_module_that_is_not_there_is_found():
+    source = '"""See a.py, in/a.py and x/a.py."""\nN = 1\n"""As gone.py."""\n# of b.py\ns = "c.py"\n'
+    assert not_there({"f.py": source}, ["a.py", "far/in/a.py", "far/b.pyi"]) == {
+        "f.py: x/a.py",
+        "f.py: gone.py",
+        "f.py: b.py",
+    }

@@ -1,4 +1,4 @@
-"""Group and batch norm as Triton code; `group_norms` says what is computed and in which order.
+"""Group and batch norm as Triton code; `kernels/ops/group_norm/__init__.py` says what is computed and in which order.
 
 A program has a tile [2^ROW_LEVELS, CHANNELS] of one of the images of x [N, P, C], by `_tile`. OF_GROUP channels are a
 group, and 2^LEVELS the leaves of the tree over them.

@@ -161,6 +161,6 @@ class LaneQuantizers:
 
 
 def _random_keys(call: Call) -> dict[str, Any]:
-    """The keys of random numbers by their names in philox.py."""
+    """The keys of random numbers by their names in kernels/ops/philox/__init__.py."""
     site = torch.full((), call.site, device=call.step.device)  # made there: nothing waits for a copy
     return {"seeds": call.seeds, "step": call.step, "site": site}
