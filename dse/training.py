@@ -116,7 +116,7 @@ class Training(Part, frozen=True):
     kl: NotNegative | None = None
 
     def canonical(self) -> Training:
-        """SGD has no betas."""
+        """The one spelling of all that compute the same. SGD has no betas; coreset and rollout have rules of their own."""
         if self.coreset is not None and (coreset := self.coreset.canonical()) != self.coreset:
             return msgspec.structs.replace(self, coreset=coreset).canonical()
         if self.rollout is not None and (rollout := self.rollout.canonical()) != self.rollout:
@@ -124,24 +124,17 @@ class Training(Part, frozen=True):
         return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
 
     def of_baseline(self) -> Training:
-        """The part that changes what BF16 computes. AdamW is every task's own optimizer. A loss scale that is a power
-        of two is undone to the last bit when gradients are divided by it, as far as exponents reach."""
+        """The part that BF16 has, too, where a gap is what FP4 costs beside it: optimizer, schedule and numbers of the
+        update, and `kl`, which is part of the loss that is trained on. MEASURED_AGAINST_PLAIN is left out, and so is
+        what changes no bit of BF16: AdamW, every task's own optimizer, and a loss scale that is a power of two, which
+        is undone to the last bit when gradients are divided by it, as far as exponents reach."""
         scale_is_exact = math.frexp(self.loss_scale)[0] == 0.5
         return msgspec.structs.replace(
             self.canonical(),
             optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
             loss_scale=1.0 if scale_is_exact else self.loss_scale,
             loss_scale_growth=None if scale_is_exact else self.loss_scale_growth,
-            reset=None,
-            ramping=None,
-            rollout=None,
-            tis=None,
-            noise=None,
-            distill=None,
-            trains="all",
-            replay="none",
-            coreset=None,
-            inject=None,
+            **{name: getattr(DEFAULT, name) for name in MEASURED_AGAINST_PLAIN},
         )
 
     @property
@@ -171,6 +164,20 @@ class Training(Part, frozen=True):
 
 
 DEFAULT = Training()
+MEASURED_AGAINST_PLAIN = (
+    "reset",
+    "ramping",
+    "rollout",
+    "tis",
+    "noise",
+    "distill",
+    "trains",
+    "replay",
+    "coreset",
+    "inject",
+)
+"""Techniques for what is quantized: whether they pay is asked by the gap to BF16 without them, although some of them
+change what BF16 computes."""
 IN_WORDS = (
     "optimizer",
     "schedule",

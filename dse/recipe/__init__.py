@@ -147,8 +147,8 @@ class Recipe(Part, frozen=True):
 
     def baseline(self) -> Recipe:
         """The recipe that this one's losses are compared with, canonical: BF16, with the training side of a recipe that
-        quantizes as far as that changes what BF16 computes. So the gap of a recipe with another optimizer is what FP4
-        costs under that optimizer. One that does not quantize is compared with plain BF16."""
+        quantizes, less what `Training.of_baseline` leaves out. So the gap of a recipe with another optimizer is what
+        FP4 costs under that optimizer. One that does not quantize is compared with plain BF16."""
         return baseline_of(DEFAULT if self.is_plain else self.training)
 
     @property
