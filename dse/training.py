@@ -8,7 +8,8 @@ other number is a lane's. tasks/optimizers computes it.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -150,14 +151,8 @@ class Training(Part, frozen=True):
             for name in self.__struct_fields__
             if name not in IN_WORDS and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
-        words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
-        words += [] if self.reset is None else [reset_name(self.reset)]
-        words += [] if self.ramping is None else [ramping_name(self.ramping)]
-        words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
-        words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
-        words += [] if self.distill is None else [distill_name(self.distill)]
-        words += [] if self.inject is None else [f"inject {inject_name(self.inject)}"]
-        words += [] if self.coreset is None else [f"coreset {coreset_name(self.coreset)}"]
+        parts = {name: getattr(self, name) for name in WORDS if name != "optimizer"}
+        words += [f"{WORDS[name][0]}{WORDS[name][1](part)}" for name, part in parts.items() if part is not None]
         words += {"none": [], "router": ["router replay"]}[self.replay]
         words += {"all": [], "learned": ["trains what is learned"], "none": ["untrained"]}[self.trains]
         return ", ".join(words)
@@ -178,20 +173,6 @@ MEASURED_AGAINST_PLAIN = (
 )
 """Techniques for what is quantized: whether they pay is asked by the gap to BF16 without them, although some of them
 change what BF16 computes."""
-IN_WORDS = (
-    "optimizer",
-    "schedule",
-    "reset",
-    "ramping",
-    "rollout",
-    "noise",
-    "distill",
-    "trains",
-    "replay",
-    "coreset",
-    "inject",
-)
-"""Fields whose label is not their name with a value."""
 
 
 def distill_name(distill: Distill | None) -> str:
@@ -208,3 +189,20 @@ def coreset_name(coreset: Coreset | None) -> str:
         return "none"
     times = f" selections={coreset.selections}" if coreset.by == "acs" else ""
     return name_in(CORESET_NAMES, coreset) or f"{coreset.by} share={coreset.share:g}{times}"
+
+
+WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "optimizer": ("", optimizer_name),
+    "schedule": ("learning rate ", schedule_name),
+    "reset": ("", reset_name),
+    "ramping": ("", ramping_name),
+    "rollout": ("rollout ", rollout_name),
+    "noise": ("noise ", noise_name),
+    "distill": ("", distill_name),
+    "inject": ("inject ", inject_name),
+    "coreset": ("coreset ", coreset_name),
+}
+"""Field that is a part, or None for none -> what a label has before its name, and the function that names it. In the
+order of labels; the optimizer stands before all numbers."""
+IN_WORDS = (*WORDS, "trains", "replay")
+"""Fields whose label is not their name with a value."""

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp4dse.dse.channels import channels_name
-from fp4dse.dse.inject import inject_name
 from fp4dse.dse.layers.precision import Precise
-from fp4dse.dse.noise import noise_name
-from fp4dse.dse.optimizer import optimizer_name
-from fp4dse.dse.oscillation import ramping_name, reset_name
 from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import block_name
-from fp4dse.dse.rollout import rollout_name
 from fp4dse.dse.rounding import rounding_name
 from fp4dse.dse.scale import scale_name
-from fp4dse.dse.schedule import schedule_name
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, grouped, rotation_name, with_exceptions
-from fp4dse.dse.training import Training, coreset_name, distill_name
+from fp4dse.dse.training import WORDS, Training
 
 if TYPE_CHECKING:
     from fp4dse.dse.recipe import Recipe
@@ -76,8 +70,4 @@ def columns_of(r: Recipe) -> dict[str, str | int | float | None]:
     out["attention"] = r.attention.label()
     out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
     out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
-    names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
-    names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
-    names |= {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
-    names |= {"coreset": coreset_name(r.training.coreset), "inject": inject_name(r.training.inject)}
-    return out | names | {"distill": distill_name(r.training.distill)}
+    return out | {name: name_of(getattr(r.training, name)) for name, (_, name_of) in WORDS.items()}
