@@ -117,7 +117,7 @@ class Training(Part, frozen=True):
     kl: NotNegative | None = None
 
     def canonical(self) -> Training:
-        """The one spelling of all that compute the same. SGD has no betas; coreset and rollout have rules of their own."""
+        """The one spelling of all that compute the same: SGD has no betas; coreset and rollout say their own."""
         if self.coreset is not None and (coreset := self.coreset.canonical()) != self.coreset:
             return msgspec.structs.replace(self, coreset=coreset).canonical()
         if self.rollout is not None and (rollout := self.rollout.canonical()) != self.rollout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -91,15 +91,14 @@ class Findings:
     def settings(self) -> list[Findings]:
         """The same for each setting alone, in the order of `titles`."""
         runs = dict(iter(self.runs.groupby(list(SETTING), sort=False, observed=True)))
-        frames = ["recipes", "floors", "versus_best", "matched", "rates", "effects", "marginal", "divergence"]
-        frames += ["confirmed", "recovered"]
+        frames = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "runs"}
         return [
             replace(
                 self,
                 runs=runs[keys],
                 titles={keys: title},
                 verdicts=[self.verdicts[i]],
-                **{name: (frame := getattr(self, name))[frame["setting"].eq(i)] for name in frames},
+                **{name: of[of["setting"].eq(i)] for name, of in frames.items() if isinstance(of, pd.DataFrame)},
             )
             for i, (keys, title) in enumerate(self.titles.items())
         ]
