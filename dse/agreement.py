@@ -16,8 +16,9 @@ import msgspec
 from fp4dse.dse.reading.files import decode_json
 
 FILE = Path(__file__).with_name("agreement.json")
-WANTED = 0.95
-"""Share of pairs in the same order from which on a preset needs no warning: that of the study's plan."""
+AGREES = 0.95
+"""Share of pairs in the same order from which on a task agrees: that of the study's plan. A preset needs no warning
+then."""
 
 LEAST = 10
 """Recipes that two presets share if they are compared: the orders of fewer are chance."""
@@ -76,7 +77,7 @@ class Agreements(msgspec.Struct, frozen=True):
     def to_ask(self) -> str:
         """The cheapest preset that agrees with all larger ones of the ladder that it was compared with; the largest
         where none does."""
-        agree = (name for name in self.ladder if (found := self.of(name)) and min(x.agree for x in found) >= WANTED)
+        agree = (name for name in self.ladder if (found := self.of(name)) and min(x.agree for x in found) >= AGREES)
         return next(agree, self.ladder[-1])
 
     def of(self, preset: str, dataset_digest: str | None = None) -> list[Agreement]:
@@ -121,7 +122,7 @@ def other_order(task: str, preset: str, dataset_digest: str, found: Agreements |
             return None
         return "nobody has compared this preset's order of recipes, on these data, with a larger model's"
     line = next((line for line in lines if line.against == ask), lines[0])
-    if line.agree >= WANTED:
+    if line.agree >= AGREES:
         return None
     model = f"{ask}, which agrees with larger models" if line.against == ask else line.against
     why = f"; this task does not see what is wrong with {line.unseen.words()}" if line.unseen else ""

@@ -1,8 +1,8 @@
 """Does a preset tell single recipes apart? As data: `resolution.json`, written by
 `python -m fp4dse.tasks.tuned.resolved`.
 
-A preset resolves if NVFP4's gap is WANTED times its standard deviation between seeds or more, paired by seed, and SEEDS
-seeds tell NVFP4 from MXFP4. What a reader needs to know where it does not is one sentence: `warning`.
+A preset resolves if NVFP4's gap is RESOLVES times its standard deviation between seeds or more, paired by seed, and
+SEEDS seeds tell NVFP4 from MXFP4. What a reader needs to know where it does not is one sentence: `warning`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from fp4dse.dse.reading.files import decode_json
 
 FILE = Path(__file__).with_name("resolution.json")
-WANTED = 10.0
+RESOLVES = 10.0
 """Of `ratio`: a preset that resolves."""
 SEEDS = 5
 """With which a preset that resolves tells NVFP4 from MXFP4 in 80 of 100 studies."""
@@ -40,7 +40,7 @@ class Resolved(msgspec.Struct, frozen=True):
     @property
     def resolves(self) -> bool:
         """True if single recipes may be judged by it."""
-        return self.ratio is not None and self.ratio >= WANTED and self.tells_apart
+        return self.ratio is not None and self.ratio >= RESOLVES and self.tells_apart
 
 
 @cache
@@ -64,7 +64,7 @@ def warning(task: str, preset: str, dataset_digest: str, rev: int, found: list[R
     smaller = f"differences in loss of {float(f'{100 * line.least:.2g}'):g} %, with more of them (--seeds) smaller ones"
     if line.tells_apart:  # of the deviation and what five seeds do, who judges recipes needs the second
         return f"single recipes: with five seeds this preset mostly finds {smaller}"
-    shares = f"{100 / line.ratio:.3g} % of itself, where {100 / WANTED:g} % or less resolves"
-    deviates = f"NVFP4's gap deviates from seed to seed by {shares}; " if line.ratio < WANTED else ""
+    shares = f"{100 / line.ratio:.3g} % of itself, where {100 / RESOLVES:g} % or less resolves"
+    deviates = f"NVFP4's gap deviates from seed to seed by {shares}; " if line.ratio < RESOLVES else ""
     says = f"five seeds do not tell NVFP4 from MXFP4, and mostly find {smaller}"
     return f"this preset does not resolve single recipes: {deviates}{says}"

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import SLOTS
-from fp4dse.dse.agreement import FILE, LEAST, WANTED, Agreement, Agreements, Unseen
+from fp4dse.dse.agreement import AGREES, FILE, LEAST, Agreement, Agreements, Unseen
 from fp4dse.results.stats.estimates.rankings import Array, signs, spearman, spearman_interval
 from fp4dse.results.stats.paired import rows_at_best_lr
 from fp4dse.results.stats.sizes.agreement import APART
@@ -111,7 +111,7 @@ def _line(preset: str, mine: _Gaps, against: str, theirs: _Gaps) -> Agreement:
         spearman_low=round(low, 4),
         spearman_high=round(high, 4),
         measured=f"{max(mine.newest, theirs.newest):%Y-%m-%d}",
-        unseen=None if agree >= WANTED else _unseen(mine.scales[both].to_numpy(), here, there, agree),
+        unseen=None if agree >= AGREES else _unseen(mine.scales[both].to_numpy(), here, there, agree),
     )
 
 

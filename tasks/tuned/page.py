@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from fp4dse.dse.agreement import LEAST, Agreement, agreements
-from fp4dse.dse.agreement import WANTED as ENOUGH
-from fp4dse.dse.resolution import WANTED
+from fp4dse.dse.agreement import AGREES, LEAST, Agreement, agreements
+from fp4dse.dse.resolution import RESOLVES
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.tuned import Point, Tuned, all_tuned, tuned
@@ -119,11 +118,11 @@ def page(found: list[Tuned], others: Sequence[str]) -> str:
         classes=classes,
         rates=rates,
         resolved=resolved,
-        wanted=WANTED,
+        wanted=RESOLVES,
         agreed=_table(columns, [_agreed(line) for line in orders.lines]),
         apart=orders.apart,
         least=LEAST,
-        enough=100 * ENOUGH,
+        enough=100 * AGREES,
         ask=orders.to_ask,
         others=listed,
     )
@@ -158,7 +157,7 @@ def _resolved(found: Tuned) -> list[str]:
     r = resolution(found)
     loss = math.exp(next(point for point in found.check if point.of == "bf16").mean)
     seeds = [f"{needed:,}" for needed in r.seeds]
-    ratio = f"**{r.ratio:.0f}**" if r.ratio >= WANTED else f"{r.ratio:.1f}"
+    ratio = f"**{r.ratio:.0f}**" if r.ratio >= RESOLVES else f"{r.ratio:.1f}"
     apart = "" if r.tells_apart() else " (not with 5 seeds)"
     return [
         _name(found),
@@ -173,7 +172,7 @@ def _resolved(found: Tuned) -> list[str]:
 def _agreed(line: Agreement) -> list[str]:
     counts = [f"{number:,}" for number in (line.recipes, line.pairs)]
     share = f"{100 * line.agree:.0f} %"
-    same = f"**{share}**" if line.agree >= ENOUGH else share
+    same = f"**{share}**" if line.agree >= AGREES else share
     apart = line.unseen and f"{line.unseen.scales}: {100 * line.unseen.agree:.0f} % without them"
     spearman = f"{line.spearman:.2f} ({line.spearman_low:.2f} to {line.spearman_high:.2f})".replace("-", "−")
     return [f"`{line.preset}`", f"`{line.against}`", *counts, same, spearman, apart or "", line.measured]

@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_files
 from fp4dse.dse.attention import Attention, KeyGradient, Scores
 from fp4dse.dse.reading.files import decode_json
-from fp4dse.dse.resolution import FILE, WANTED
+from fp4dse.dse.resolution import FILE, RESOLVES
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.results.stats.paired import SETTING
 from fp4dse.sweeps.jobs.rows import lane_id, task_context
@@ -155,7 +155,7 @@ def test_a_resolution_is_that_of_paired_logarithms():
 def test_a_preset_of_images_resolves_on_a_cpu(task):
     found = tuned(task, "teacher")
     assert found.device == "cpu"
-    assert resolution(found).ratio >= WANTED
+    assert resolution(found).ratio >= RESOLVES
     assert resolution(found).tells_apart(len(found.fresh_seeds))
 
 

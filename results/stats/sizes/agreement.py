@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from fp4dse.dse.agreement import AGREES
 from fp4dse.results.published import Table, tables
 from fp4dse.results.stats.estimates.intervals import CONFIDENCE, paired_interval
 from fp4dse.results.stats.estimates.rankings import Array, signs, spearman
@@ -29,8 +30,6 @@ from fp4dse.results.stats.sizes.points import RESAMPLES
 
 APART = 0.2
 """% of loss that two published gaps differ by if their order counts."""
-WANTED = 0.95
-"""Share of these pairs that are ordered alike in a task that agrees."""
 HIGH = 0.9
 """Spearman's correlation that `ceiling_reaches` is about."""
 
@@ -76,7 +75,7 @@ def agreement(runs: pd.DataFrame) -> pd.DataFrame:
         return stacked([], columns)
     out = pd.DataFrame(lines)
     of_group = out.groupby(["published", "group"])
-    able = out["agree"].ge(WANTED) & out["recipes"].eq(of_group["recipes"].transform("max"))
+    able = out["agree"].ge(AGREES) & out["recipes"].eq(of_group["recipes"].transform("max"))
     least = out["lane_s"].where(able).groupby([out["published"], out["group"]]).transform("min")
     return stacked([out.assign(cheapest=able & out["lane_s"].eq(least))], columns)
 

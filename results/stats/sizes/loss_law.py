@@ -35,8 +35,8 @@ class Law(NamedTuple):
     """Fits to R data sets; the first is to what was measured."""
 
     floor: Array
-    """E, [R, 1] if fitted, [1, P] if known: the entropy at the points of the fit. For other points callers take it if it
-    is fitted, and the entropy that is known of those if not."""
+    """E, [R, 1] if fitted, [1, P] if known: the entropy at the points of the fit. For other points callers take it if
+    it is fitted, and the entropy that is known of those if not."""
     x: Array
     """A / N^a at the reference [R]."""
     y: Array
