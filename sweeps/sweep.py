@@ -16,7 +16,7 @@ import msgspec
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.store.remote import locate
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running, check_executor
+from fp4dse.sweeps.executors import LIMIT_S, Running, check_executor
 from fp4dse.sweeps.planning.halving import Halving
 from fp4dse.sweeps.planning.job_sizes import explain_sizes, plan_measured, recall_sizes
 from fp4dse.sweeps.planning.plan import Plan, Rates, checked_cost, class_rates
@@ -24,7 +24,7 @@ from fp4dse.sweeps.planning.setting import Tasks, find_setting
 from fp4dse.sweeps.running.opening import Request, open_sweep
 from fp4dse.sweeps.running.scheduler import BACKOFF_S
 from fp4dse.sweeps.running.state import Failure, SweepState, job_state
-from fp4dse.tasks.job import Job
+from fp4dse.tasks.job import WORKER, Job
 
 
 class SweepResult(msgspec.Struct, frozen=True):

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
 
 from fp4dse.dse import Recipe
+
+WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
+"""Command of a worker; worker.py says how to speak with it. -P: the working directory is no place to import from."""
+JOB = "job.json"
+"""Name of a file in a job's folder: of the Job itself."""
+RESULT = "out.json"
+"""Of its JobResult, once it is done."""
+STDERR = "stderr.txt"
+"""Of the standard error of its worker."""
+CHECKPOINT = "checkpoint.pt"
+"""Of its last saved state, until it is done."""
 
 OUT_OF_MEMORY = 17
 """Exit code of a job whose population did not fit."""

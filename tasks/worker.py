@@ -52,13 +52,24 @@ from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Pruning, Stopped, train
 from fp4dse.tasks.engine.lane_counts import is_alone_on, why_not_fit
-from fp4dse.tasks.job import ELSEWHERE, NO_ROOM, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
+from fp4dse.tasks.job import (
+    CHECKPOINT,
+    ELSEWHERE,
+    JOB,
+    NO_ROOM,
+    OUT_OF_MEMORY,
+    RESULT,
+    STDERR,
+    STOPPED,
+    TOO_LARGE,
+    Ended,
+    Job,
+    Progress,
+)
 from fp4dse.tasks.rungs import keep_lanes
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.threads import torch_threads
 
-CHECKPOINT = "checkpoint.pt"
-"""Name of a job's checkpoint, beside its result."""
 ROUNDS, PAUSE_S = 4, 20.0
 """Times that a job of a folder is tried which finds no room on its device, and seconds before it is tried again."""
 
@@ -118,17 +129,17 @@ def jobs_in(folder: Path, share: str, codes: Mapping[str, int]) -> Iterator[tupl
     first, _, of = (int(part) if part.isdigit() else part for part in share.partition("/"))
     if not (isinstance(first, int) and isinstance(of, int) and first < of):
         raise ConfigError("--share", share, "N/OF with N from 0 to OF - 1: 0/2, 1/2")
-    waiting = [file for file in folder.glob("*/job.json") if not file.with_name("out.json").exists()]
+    waiting = [file for file in folder.glob(f"*/{JOB}") if not file.with_name(RESULT).exists()]
     waiting.sort(key=_turn)
     mine = sorted((file.parent for file in waiting[first::of]), key=lambda job: not (job / CHECKPOINT).exists())
     for turn in range(ROUNDS):
         if turn:
-            mine = [job for job in mine if codes.get(str(job / "job.json")) == NO_ROOM]
+            mine = [job for job in mine if codes.get(str(job / JOB)) == NO_ROOM]
             rest(PAUSE_S if mine else 0.0)
         for job in mine:
             if Stopping.asked:
                 sys.exit(STOPPED)
-            yield str(job / "job.json"), str(job / "out.json"), str(job / "stderr.txt")
+            yield str(job / JOB), str(job / RESULT), str(job / STDERR)
 
 
 def rest(seconds: float) -> None:

@@ -19,8 +19,9 @@ import torch
 from torch.multiprocessing import start_processes
 
 from fp4dse.dse.program.leash import die_with
-from fp4dse.sweeps.executors import WORKER, worker_process
+from fp4dse.sweeps.executors import worker_process
 from fp4dse.tasks import worker
+from fp4dse.tasks.job import WORKER
 from tests.forked import Forked
 
 

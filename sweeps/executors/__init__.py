@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fp4dse.dse import ConfigError
-from fp4dse.sweeps.executors.local import GRACE_S, LIMIT_S, SILENCE_S, WORKER, LocalExecutor
+from fp4dse.sweeps.executors.local import GRACE_S, LIMIT_S, SILENCE_S, LocalExecutor
 from fp4dse.sweeps.executors.outcome import Executor, Outcome, Pace, Running
 from fp4dse.sweeps.jobs.machine import Machine
 
@@ -42,7 +42,6 @@ __all__ = [
     "GRACE_S",
     "LIMIT_S",
     "SILENCE_S",
-    "WORKER",
     "Executor",
     "LocalExecutor",
     "Outcome",

@@ -11,7 +11,6 @@ import contextlib
 import re
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,11 +23,21 @@ from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_option
 from fp4dse.sweeps.executors.worker_process import Worker
 from fp4dse.sweeps.jobs.jobfolder import job_name, last_words, read_result, write_job
 from fp4dse.sweeps.jobs.machine import Machine
-from fp4dse.tasks.job import ELSEWHERE, NO_ROOM, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
+from fp4dse.tasks.job import (
+    ELSEWHERE,
+    JOB,
+    NO_ROOM,
+    OUT_OF_MEMORY,
+    RESULT,
+    STDERR,
+    STOPPED,
+    TOO_LARGE,
+    WORKER,
+    Ended,
+    Job,
+    Progress,
+)
 
-WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
-"""Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
-from."""
 LIMIT_S = 6 * 3600.0
 SILENCE_S = 900.0
 """A job that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
@@ -105,8 +114,8 @@ class LocalExecutor:
         if worker is None:
             threads = str(job.threads)
             variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **self.slots[slot]}
-            worker = Worker(self.command, variables, folder / "stderr.txt")
-        worker.send_job(folder / "job.json", folder / "out.json", folder / "stderr.txt")
+            worker = Worker(self.command, variables, folder / STDERR)
+        worker.send_job(folder / JOB, folder / RESULT, folder / STDERR)
         run = LocalRun(job, folder, slot=slot, worker=worker)
         self._selector.register(worker.stdout, selectors.EVENT_READ, run)
         self.running.append(run)

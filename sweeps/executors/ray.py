@@ -30,9 +30,9 @@ from fp4dse.sweeps.executors.local import GRACE_S, SILENCE_S
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
 from fp4dse.sweeps.executors.ray_cluster import connect
 from fp4dse.sweeps.executors.ray_task import REPORT_S, Mailbox, TaskResult, clear_folders, read_if_there, work
-from fp4dse.sweeps.jobs.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result
+from fp4dse.sweeps.jobs.jobfolder import job_name, read_result, write_job, write_result
 from fp4dse.sweeps.jobs.machine import Machine
-from fp4dse.tasks.job import Job, Progress
+from fp4dse.tasks.job import CHECKPOINT, STDERR, Job, Progress
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class RayExecutor:
             reason = f"Ray lost it ({type(error).__name__})"
             return Outcome(run.job, run.folder, "lost", run.pace(), reason=reason)
         self._restarts = 0
-        (run.folder / "stderr.txt").write_bytes(returned.stderr)
+        (run.folder / STDERR).write_bytes(returned.stderr)
         if returned.checkpoint is not None:
             (run.folder / CHECKPOINT).write_bytes(returned.checkpoint)
         if returned.out is not None:

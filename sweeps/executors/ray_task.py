@@ -20,8 +20,8 @@ import msgspec
 
 from fp4dse.sweeps.executors.local import LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Pace
-from fp4dse.sweeps.jobs.jobfolder import CHECKPOINT, job_name, write_job
-from fp4dse.tasks.job import Job, Progress
+from fp4dse.sweeps.jobs.jobfolder import job_name, write_job
+from fp4dse.tasks.job import CHECKPOINT, RESULT, STDERR, Job, Progress
 
 REPORT_S = 1.0
 PREFIX = "fp4dse-ray-"
@@ -64,9 +64,9 @@ def work(
         if checkpoint:
             (folder / name / CHECKPOINT).write_bytes(checkpoint)
         outcome = run_alone(executor, folder / name, found, on_report)
-        out = read_if_there(folder / name / "out.json") if outcome.result else None
+        out = read_if_there(folder / name / RESULT) if outcome.result else None
         saved = None if outcome.result else read_if_there(folder / name / CHECKPOINT)
-        stderr = (folder / name / "stderr.txt").read_bytes()[-100_000:]
+        stderr = (folder / name / STDERR).read_bytes()[-100_000:]
     return msgspec.msgpack.encode(TaskResult(outcome.kind, outcome.pace, outcome.reason, out, stderr, saved))
 
 

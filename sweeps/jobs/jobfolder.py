@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse.reading.files import decode_json
-from fp4dse.tasks.job import Job, JobResult
+from fp4dse.tasks.job import CHECKPOINT, JOB, RESULT, STDERR, Job, JobResult
 
-CHECKPOINT = "checkpoint.pt"
 OF_LANE = ("lanes", "overheads")
 """The fields of a job that have an entry a lane."""
 STDERR_LINES = 3
@@ -53,14 +52,14 @@ def write_job(folder: Path, job: Job, context: dict[str, Any]) -> None:
     else:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(data)
+    (folder / JOB).write_bytes(data)
     (folder / "context.json").write_bytes(msgspec.json.encode(context, enc_hook=str))  # torch's version is no plain str
-    (folder / "stderr.txt").touch()
+    (folder / STDERR).touch()
 
 
 def _is_same(folder: Path, data: bytes) -> bool:
     try:
-        return (folder / "job.json").read_bytes() == data
+        return (folder / JOB).read_bytes() == data
     except OSError:
         return False
 
@@ -74,7 +73,7 @@ def part_of(job: Job, lanes: Sequence[int]) -> Job:
 def read_result(folder: Path, job: Job) -> JobResult | None:
     """The worker's result, or None if there is none that fits the job."""
     try:
-        result = decode_json((folder / "out.json").read_bytes(), JobResult)
+        result = decode_json((folder / RESULT).read_bytes(), JobResult)
     except (OSError, msgspec.DecodeError):
         return None
     return result if len(result.lanes) == len(job.lanes) else None
@@ -82,15 +81,15 @@ def read_result(folder: Path, job: Job) -> JobResult | None:
 
 def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
     """A job and its context. OSError or msgspec.DecodeError if the folder does not hold them."""
-    job = decode_json((folder / "job.json").read_bytes(), Job)
+    job = decode_json((folder / JOB).read_bytes(), Job)
     return job, decode_json((folder / "context.json").read_bytes(), dict)
 
 
 def write_result(folder: Path, data: bytes) -> None:
     """Put a result that came from elsewhere into a job's folder, whole or not at all."""
-    hidden = folder / ".out.json"
+    hidden = folder / f".{RESULT}"
     hidden.write_bytes(data)
-    hidden.replace(folder / "out.json")
+    hidden.replace(folder / RESULT)
 
 
 def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict[str, Any], JobResult | None]]:
@@ -112,7 +111,7 @@ def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict[str, Any], JobResult
 def last_words(folder: Path, count: int = STDERR_LINES) -> str:
     """The end of a worker's standard error, `count` lines at most."""
     try:
-        with open(folder / "stderr.txt", "rb") as file:
+        with open(folder / STDERR, "rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 20_000))
             text = file.read().decode(errors="replace")

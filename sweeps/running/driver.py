@@ -25,7 +25,7 @@ from fp4dse.results.store.atomic import writing
 from fp4dse.results.store.pricing import PRICED
 from fp4dse.results.text.ratios import change, counted, noun, written_in
 from fp4dse.sweeps.executors import GRACE_S
-from fp4dse.sweeps.jobs.jobfolder import CHECKPOINT, drop, keep_failed
+from fp4dse.sweeps.jobs.jobfolder import drop, keep_failed
 from fp4dse.sweeps.jobs.rows import SHARED, failed_rows, result_rows
 from fp4dse.sweeps.planning.setting import Setting
 from fp4dse.sweeps.running.baselines import Baselines
@@ -33,7 +33,7 @@ from fp4dse.sweeps.running.resume import with_leftovers
 from fp4dse.sweeps.running.scheduler import Scheduler, Verdict
 from fp4dse.sweeps.running.state import Clock, Failure, SweepState, job_state
 from fp4dse.sweeps.running.store_writer import PATIENCE_S, StoreWriter
-from fp4dse.tasks.job import Job
+from fp4dse.tasks.job import CHECKPOINT, Job
 
 POLL_S = 0.2
 FIRST_BEST_S = 2.0

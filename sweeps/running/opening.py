@@ -23,7 +23,7 @@ from fp4dse.results.stats.stages import STAGE
 from fp4dse.results.store.locks import birth
 from fp4dse.results.store.retries import stop_waiting_when
 from fp4dse.results.store.spaces import record_space
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, Executor, check_executor, open_executor
+from fp4dse.sweeps.executors import LIMIT_S, Executor, check_executor, open_executor
 from fp4dse.sweeps.executors.folder import folder_of
 from fp4dse.sweeps.executors.outcome import most_lanes
 from fp4dse.sweeps.planning.job_sizes import recall_sizes
@@ -36,6 +36,7 @@ from fp4dse.sweeps.running.scheduler import BACKOFF_S, Scheduler
 from fp4dse.sweeps.running.state import SweepState
 from fp4dse.sweeps.running.stopping import heartbeat, is_refused, state_kept_if_refused, stop_signals
 from fp4dse.sweeps.stores import open_swept, work_folder
+from fp4dse.tasks.job import WORKER
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from fp4dse.sweeps.jobs.rows import result_rows
 from fp4dse.sweeps.stores import work_folder
 from fp4dse.tasks import environment, train
 from fp4dse.tasks.engine.lane_counts import why_not_fit
-from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
+from fp4dse.tasks.job import JOB, Job, Lane, LaneResult, Progress
 from fp4dse.tasks.threads import torch_threads
 from fp4dse.tasks.worker import task_of
 
@@ -44,7 +44,7 @@ def find_job(text: str, store: Store) -> tuple[Job, dict[str, Any]]:
     failed lane. ConfigError names the failed jobs that there are."""
     path = Path(text)
     for folder in (path, path.parent, failed_folder(work_folder(store.path)) / text):
-        if (folder / "job.json").is_file() and (folder != path.parent or path.name == "job.json"):
+        if (folder / JOB).is_file() and (folder != path.parent or path.name == JOB):
             try:
                 return read_job(folder)
             except (OSError, msgspec.DecodeError) as error:

@@ -17,9 +17,7 @@ import torch
 
 from fp4dse.dse.program import leash
 from fp4dse.dse.reading.files import decode_json
-from fp4dse.tasks.job import Ended, Job, JobResult
-
-WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
+from fp4dse.tasks.job import JOB, RESULT, STDERR, WORKER, Ended, Job, JobResult
 
 
 def train_in_workers(jobs: Sequence[Job], work: Path, workers: int) -> Iterator[JobResult]:
@@ -29,10 +27,10 @@ def train_in_workers(jobs: Sequence[Job], work: Path, workers: int) -> Iterator[
     folders = [work / _name(job) for job in jobs]
     for folder, job in zip(folders, jobs, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "job.json").write_bytes(msgspec.json.encode(job))
-        (folder / "stderr.txt").touch()
+        (folder / JOB).write_bytes(msgspec.json.encode(job))
+        (folder / STDERR).touch()
     order = sorted(zip(folders, jobs, strict=True), key=lambda pair: -len(pair[1].lanes))
-    waiting = deque(folder for folder, _ in order if not (folder / "out.json").exists())
+    waiting = deque(folder for folder, _ in order if not (folder / RESULT).exists())
     cards = _cards() if jobs and jobs[0].device == "cuda" else [""]
     workers = min(workers, len(waiting))
     with ThreadPoolExecutor(max(workers, 1)) as pool:
@@ -41,9 +39,9 @@ def train_in_workers(jobs: Sequence[Job], work: Path, workers: int) -> Iterator[
             one.result()
     for folder in folders:
         try:
-            yield decode_json((folder / "out.json").read_bytes(), JobResult)
+            yield decode_json((folder / RESULT).read_bytes(), JobResult)
         except FileNotFoundError:
-            words = (folder / "stderr.txt").read_text(errors="replace").strip().splitlines() or ["no word"]
+            words = (folder / STDERR).read_text(errors="replace").strip().splitlines() or ["no word"]
             raise RuntimeError(f"{folder}: {words[-1]}") from None
 
 
@@ -63,7 +61,7 @@ def _serve(waiting: deque[Path], card: str) -> None:
                 folder = waiting.popleft()
             except IndexError:
                 return
-            files = [str(folder / name) for name in ("job.json", "out.json", "stderr.txt")]
+            files = [str(folder / name) for name in (JOB, RESULT, STDERR)]
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(msgspec.json.encode(files) + b"\n")
                 process.stdin.flush()

@@ -8,12 +8,11 @@ import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.sweeps import plan_sweep, run_sweep
-from fp4dse.sweeps.executors import WORKER
 from fp4dse.sweeps.jobs.machine import Machine
 from fp4dse.sweeps.planning import job_sizes
 from fp4dse.sweeps.planning.plan import JOB_LANES
 from fp4dse.sweeps.planning.setting import find_setting
-from fp4dse.tasks.job import Job, Lane
+from fp4dse.tasks.job import WORKER, Job, Lane
 
 TASK = ("regression", "smoke")
 RECIPES = [Recipe.named("nvfp4"), Recipe.named("nvfp4-sr")]

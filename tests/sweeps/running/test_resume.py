@@ -3,9 +3,9 @@
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.sweeps.jobs.jobfolder import CHECKPOINT, leftovers, part_of, write_job
+from fp4dse.sweeps.jobs.jobfolder import leftovers, part_of, write_job
 from fp4dse.sweeps.running.resume import with_leftovers
-from fp4dse.tasks.job import Job, Lane
+from fp4dse.tasks.job import CHECKPOINT, Job, Lane
 
 RECIPES = [Recipe.named(name).canonical() for name in ("nvfp4", "mxfp4")]
 
