@@ -13,6 +13,16 @@ def offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
+def offer_several(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """As `offer`, for a list with commas: of the names that are not in it, those that begin with its end."""
+
+    def offered(incomplete: str) -> list[str]:
+        *before, begun = incomplete.split(",")
+        return [",".join([*before, name]) for name in names() if name.startswith(begun) and name not in before]
+
+    return offered
+
+
 def spaces() -> Iterable[str]:
     """By their files: what reads them imports pandas."""
     folder = Path(__file__).parents[1] / "sweeps" / "spaces"

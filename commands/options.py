@@ -11,9 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from fp4dse.commands import completing
-from fp4dse.commands.completing import offer
+from fp4dse.commands.completing import offer, offer_several
 from fp4dse.dse import ConfigError, recipe_files
 from fp4dse.dse.cost import chip_names, model_names, workload_names
+
+EXECUTOR_NAMES = ["local", "ray", "slurm", "folder"]
+SAMPLER_NAMES = ["tpe", "nsga2", "nsga3", "gp", "random"]
+OBJECTIVE_NAMES = ["gap", "overhead", "loss", "metric", "points", "bits"]
+"""Named here so that --help imports nothing slow; a test compares the tables of `sweeps/`."""
 
 
 def _given(param: typer.CallbackParam, value: str | None) -> str | None:
@@ -87,9 +92,16 @@ TaskNames = Annotated[
     ),
 ]
 ExecutorName = Annotated[
+    str, typer.Option(help=f"{', '.join(EXECUTOR_NAMES)}.", autocompletion=offer(lambda: EXECUTOR_NAMES))
+]
+SamplerName = Annotated[
+    str, typer.Option(help=f"{', '.join(SAMPLER_NAMES)}.", autocompletion=offer(lambda: SAMPLER_NAMES))
+]
+Objectives = Annotated[
     str,
     typer.Option(
-        help="local, ray, slurm or folder.", autocompletion=offer(lambda: ["local", "ray", "slurm", "folder"])
+        help=f"Of {', '.join(OBJECTIVE_NAMES)}, with commas. The best are sought.",
+        autocompletion=offer_several(lambda: OBJECTIVE_NAMES),
     ),
 ]
 ExecutorOptions = Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")]

@@ -20,9 +20,11 @@ from fp4dse.commands.options import (
     Keep,
     Model,
     NewStore,
+    Objectives,
     Preset,
     Rates,
     Rungs,
+    SamplerName,
     Seeds,
     SpaceName,
     Start,
@@ -42,11 +44,9 @@ command = under(app, "Train")
 @command(epilog="Example: fp4dse search paper-slice --sampler tpe --trials 200 --task vision:small")
 def search(
     space: SpaceName,
-    sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
+    sampler: SamplerName,
     trials: Annotated[int, typer.Option(help="Recipes to try for each task, those that the store knows included.")],
-    objectives: Annotated[
-        str, typer.Option(help="Of gap, overhead, loss, metric, points, bits. The best are sought.")
-    ] = "gap,overhead",
+    objectives: Objectives = "gap,overhead",
     axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
     data: Data = None,

@@ -211,6 +211,7 @@ ADDED: dict[str, Edits] = {
             )
         ],
         "sweeps/executors/__init__.py": [('    "local": "local.open_local",\n', '    "again": "again.open_again",\n')],
+        "commands/options.py": [('EXECUTOR_NAMES = ["local"', ', "again"')],
     },
     "statistic": {
         "results/stats/recipes/lucky.py": [

@@ -11,8 +11,12 @@ import typer
 
 from fp4dse import cli
 from fp4dse.commands import completing
+from fp4dse.commands.options import EXECUTOR_NAMES, OBJECTIVE_NAMES, SAMPLER_NAMES
 from fp4dse.dse import recipe_files
 from fp4dse.sweeps.arguments import shipped_spaces
+from fp4dse.sweeps.executors import EXECUTORS
+from fp4dse.sweeps.searching.answers import OBJECTIVES
+from fp4dse.sweeps.searching.sampling import SAMPLERS
 from fp4dse.tasks import remembered
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.listing import list_tasks
@@ -48,11 +52,19 @@ NAMES = {
     "fp4dse sweep zoo --chip h2": ["h200"],
     "fp4dse cost quartet": ["quartet", "quartet2"],
     "fp4dse cost bf16 --model llama-8": ["llama-8b"],
+    "fp4dse sweep zoo --executor s": ["slurm"],
+    "fp4dse search zoo --sampler nsga": ["nsga2", "nsga3"],
+    "fp4dse search zoo --objectives gap,o": ["gap,overhead"],
+    "fp4dse search zoo --objectives gap,g": [],
 }
 
 
 def test_names_are_offered_without_a_slow_import():
     assert offered(NAMES) == NAMES
+
+
+def test_help_names_all_executors_samplers_and_objectives():
+    assert [list(EXECUTORS), list(SAMPLERS), list(OBJECTIVES)] == [EXECUTOR_NAMES, SAMPLER_NAMES, OBJECTIVE_NAMES]
 
 
 @pytest.mark.heavy
