@@ -17,6 +17,7 @@ from fp4dse.commands.printing import print_facts
 from fp4dse.commands.topics import new_app
 from fp4dse.dse import ConfigError, recipe_files
 from fp4dse.tasks.job import Progress
+from fp4dse.tasks.start import ENDING
 
 app = new_app()
 weights_app = new_app(help="Weights to start from (--from).")
@@ -189,7 +190,6 @@ def _report(progress: Progress) -> None:
         print(f"\r{job_line(progress)}\033[K", end="", file=sys.stderr, flush=True)
 
 
-ENDING = ".safetensors"
 _OF_LANE = ("task", "preset", "recipe", "lr", "seed", "val_loss", "digest", "run_id")
 
 

@@ -16,11 +16,9 @@ from __future__ import annotations
 from typing import Literal
 
 from fp4dse.dse.exactness import operand_format
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.record import Part
 from fp4dse.dse.rounding import Stochastic
-
-BF16 = Quantizer(element="bf16")
 
 
 class Scores(Part, frozen=True, omit_defaults=True):

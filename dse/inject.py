@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.record import Part, name_in
 
 PARTS = ("scale", "dead", "grid")
+"""Of an error, in the order of `has` (kernels/inspection/decompose.py)."""
 Parts = Literal["scale", "dead", "grid", "scale+dead", "scale+grid", "dead+grid", "scale+dead+grid"]
 
 
@@ -30,9 +31,7 @@ class Inject(Part, frozen=True):
         return "scale" in words, "dead" in words, "grid" in words
 
 
-INJECT_NAMES: dict[str, Inject] = {
-    name: Inject(name) for name in ("scale", "dead", "grid", "scale+dead", "scale+grid", "dead+grid", "scale+dead+grid")
-}
+INJECT_NAMES: dict[str, Inject] = {name: Inject(name) for name in get_args(Parts)}
 
 
 def inject_name(inject: Inject | None) -> str:

@@ -281,6 +281,10 @@ def _canonical(q: Quantizer) -> Quantizer:
     return msgspec.structs.replace(q, **changes) if changes else q
 
 
+BF16 = Quantizer(element="bf16")
+"""The one that is shipped as `bf16`: an operand that is rounded to BF16 and nothing else."""
+
+
 def tile(block: int | str) -> int:
     """Edge of a 2-D tile, or 0."""
     return int(block.split("x")[0]) if isinstance(block, str) and "x" in block else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp4dse.dse.quantizer import NAMES_OF, QUANTIZERS, Quantizer
+from fp4dse.dse.quantizer import BF16, NAMES_OF, QUANTIZERS, Quantizer
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E5M2, E6M2, E8M0, FP32, UE5M3, One, TensorScale
 
@@ -13,7 +13,7 @@ _DELAYED = TensorScale(amax="history", steps=1024.0)
 
 _NAMED = {
     "none": Quantizer(element="none"),
-    "bf16": Quantizer(element="bf16"),
+    "bf16": BF16,
     "mxfp4": Quantizer(block=32, scale=E8M0()),  # OCP MX v1.0
     "mxfp4-ceil": Quantizer(block=32, scale=E8M0(rule="ceil")),
     "mxfp4-rceil": Quantizer(block=32, scale=E8M0(rule="rceil")),  # 2502.20853

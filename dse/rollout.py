@@ -9,12 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from fp4dse.dse.layers.precision import Precise
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.record import Part, name_in
 from fp4dse.dse.stages import Fprop, Hadamard, rotation_name
-
-_BF16 = QUANTIZERS["bf16"]
 
 
 class Rollout(Part, frozen=True):
@@ -29,7 +27,7 @@ class Rollout(Part, frozen=True):
     w: Quantizer
     rotation: Hadamard | None = None
     precise: Precise = Precise()
-    kv_cache: Quantizer = _BF16
+    kv_cache: Quantizer = BF16
 
     @property
     def fprop(self) -> Fprop:
@@ -41,12 +39,12 @@ class Rollout(Part, frozen=True):
         x, w, cache = (q.canonical().evaluated().canonical() for q in (self.x, self.w, self.kv_cache))
         plain = x.is_plain and w.is_plain
         found = Rollout(x, w) if plain else Rollout(x, w, self.rotation, self.precise)
-        return msgspec.structs.replace(found, kv_cache=_BF16 if cache.is_plain else cache)
+        return msgspec.structs.replace(found, kv_cache=BF16 if cache.is_plain else cache)
 
 
 ROLLOUT_NAMES: dict[str, Rollout] = {
     **{name: Rollout(q, q).canonical() for name, q in QUANTIZERS.items()},
-    **{f"{name}-w4a16": Rollout(_BF16, q).canonical() for name, q in QUANTIZERS.items() if not q.is_plain},
+    **{f"{name}-w4a16": Rollout(BF16, q).canonical() for name, q in QUANTIZERS.items() if not q.is_plain},
 }
 """Every named quantizer, of both operands, and with `-w4a16` behind its name of the weights alone."""
 
@@ -56,8 +54,8 @@ def rollout_name(rollout: Rollout | None) -> str:
     for none."""
     if rollout is None:
         return "trainer"
-    more = [] if rollout.kv_cache == _BF16 else [f"KV {rollout.kv_cache.label()}"]
-    rollout = msgspec.structs.replace(rollout, kv_cache=_BF16)
+    more = [] if rollout.kv_cache == BF16 else [f"KV {rollout.kv_cache.label()}"]
+    rollout = msgspec.structs.replace(rollout, kv_cache=BF16)
     if (name := name_in(ROLLOUT_NAMES, rollout)) is not None:
         return ", ".join([name, *more])
     words = [rollout.x.label() if rollout.x == rollout.w else f"x {rollout.x.label()} w {rollout.w.label()}"]

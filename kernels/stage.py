@@ -24,6 +24,7 @@ from torch import Tensor
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected, Held
 from fp4dse.dse.exactness import fp8_formats, has_factor, is_fp8_itself
+from fp4dse.dse.quantizer import BF16
 from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
 from fp4dse.kernels.ops.fp8 import DTYPES, is_taken
 from fp4dse.kernels.ops.philox import signs
@@ -352,7 +353,7 @@ def but_weights(
     for name in ("fprop", "dgrad"):
         slots = {of: own[name].slots[of] if of == "w" else plain[name].slots[of] for of in STAGES[name]}
         weights = [recipe.slot(f"{name}.w").canonical() for recipe in recipes]
-        bf16 = [Quantizer(element="bf16")] * len(recipes)
+        bf16 = [BF16] * len(recipes)
         stages[name] = _stage(name, slots, (bf16, weights), own[name].rotation, gemm, device)
     return stages
 

@@ -20,11 +20,11 @@ from fp4dse.sweeps.arguments import find_stored
 from fp4dse.sweeps.jobs.machine import find_machine
 from fp4dse.sweeps.jobs.rows import lane_id, task_context
 from fp4dse.tasks import Lane, Progress, check_task, environment, find_facts
+from fp4dse.tasks.start import ENDING
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ENDING = ".safetensors"
 _OF_LANE = ("config_id", "lr", "seed")
 _FIX = dict.fromkeys(("task", "preset", "dataset_digest"), "--task, --data and --from as in the sweep")
 

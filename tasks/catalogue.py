@@ -14,7 +14,8 @@ from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.language.folder import THEIR_EMBEDDING
 from fp4dse.tasks.own.loading import load_task
-from fp4dse.tasks.start.weights import ENDING, read_about, read_weights, start_from
+from fp4dse.tasks.start import ENDING
+from fp4dse.tasks.start.weights import read_about, read_weights, start_from
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import tuned
 

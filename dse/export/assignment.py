@@ -13,11 +13,12 @@ from itertools import product
 
 import msgspec
 
-from fp4dse.dse.export.listed import BF16, of_layer
+from fp4dse.dse.export.listed import of_layer
 from fp4dse.dse.export.names import GLOBS, numbers, places, words_of
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import KINDS, Precise
 from fp4dse.dse.layers.rule import LayerRule
+from fp4dse.dse.quantizer import BF16
 from fp4dse.dse.recipe import Recipe
 
 ALWAYS = tuple(kind for kind in KINDS if getattr(Precise(), kind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import BF16
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Source, Wgrad
@@ -20,9 +20,6 @@ class Settings(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     apply: str = ""
-
-
-BF16 = Quantizer(element="bf16")
 
 
 def bf16_backward(fprop: Fprop, from_copies: bool) -> Recipe:

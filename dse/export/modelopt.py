@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator
 from itertools import product
 
-from fp4dse.dse.export.listed import BF16, Settings, bf16_backward
+from fp4dse.dse.export.listed import Settings, bf16_backward
 from fp4dse.dse.export.pieces import Said
+from fp4dse.dse.quantizer import BF16
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.stages import Fprop

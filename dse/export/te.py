@@ -17,8 +17,8 @@ from itertools import product
 
 import msgspec
 
-from fp4dse.dse.export.listed import BF16, Settings, bf16_backward, call
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.export.listed import Settings, bf16_backward, call
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Stochastic

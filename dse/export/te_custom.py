@@ -20,10 +20,10 @@ import msgspec
 from fp4dse.dse.channels import channels_name
 from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.export import naming
-from fp4dse.dse.export.listed import BF16, Settings, call
+from fp4dse.dse.export.listed import Settings, call
 from fp4dse.dse.export.pieces import Said
 from fp4dse.dse.export.te import OLDER
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Nearest, Stochastic

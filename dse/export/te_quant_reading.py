@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.export.listed import BF16, of_layer
+from fp4dse.dse.export.listed import of_layer
 from fp4dse.dse.export.names import LEAVES, words_of
 from fp4dse.dse.export.te_quant import ARGUMENTS, CONFIGS, OVERRIDE, recipes
 from fp4dse.dse.layers.exceptions import value_of
 from fp4dse.dse.layers.rule import CHANGES, QUANTIZERS, LayerRule
-from fp4dse.dse.quantizer import NAMES_OF, Quantizer
+from fp4dse.dse.quantizer import BF16, NAMES_OF, Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS as QUANTIZERS_BY_NAME
 from fp4dse.dse.reading.files import DEEPEST, is_deep
 from fp4dse.dse.reading.library import recipe_from_dict, recipe_to_dict

@@ -23,7 +23,7 @@ from fp4dse.dse.errors import ALIKE, ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.layers.place import WORDS, Place
 from fp4dse.dse.layers.precision import KINDS, Precise, at_either_end
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.record import Part, defaults
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard, Source, XSource, grouped, rotation_name, with_exceptions
 
@@ -113,7 +113,7 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
     @property
     def is_bf16(self) -> bool:
         """True if all six operands are BF16, so that nothing else that it changes matters."""
-        return all(getattr(self, field) == _BF16 for field in QUANTIZERS)
+        return all(getattr(self, field) == BF16 for field in QUANTIZERS)
 
     def canonical(self) -> LayerRule:
         """The one spelling of rules that mean the same."""
@@ -150,7 +150,6 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
         return f"{self.where()}: {', '.join(words)}"
 
 
-_BF16 = Quantizer(element="bf16")
 CHANGES = tuple(field for field in defaults(LayerRule) if field not in WHERE)
 """Fields of a rule that say what is different."""
 

@@ -66,7 +66,12 @@ class Unit(Part, frozen=True):
 
     def label(self) -> str:
         """In words: `mlp, part 2 of 3: wgrad`."""
-        return self.layers if self.scope == "all" else f"{self.layers}: {self.scope}"
+        return unit_label(self.layers, self.scope)
+
+
+def unit_label(layers: str, scope: str) -> str:
+    """Layers of a unit, in words, with those products that it has."""
+    return layers if scope == "all" else f"{layers}: {scope}"
 
 
 class Grain(Part, frozen=True):

@@ -19,8 +19,7 @@ from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule
-from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.recipe.canonical import canonical_of, id_of
 from fp4dse.dse.recipe.description import columns_of, label_of
 from fp4dse.dse.recipe.signature import Signature, signature_of
@@ -177,7 +176,7 @@ class Recipe(Part, frozen=True):
         return columns_of(self.canonical())
 
 
-_BF16 = Recipe.uniform(QUANTIZERS["bf16"])
+_BF16 = Recipe.uniform(BF16)
 """The recipe that is shipped as `bf16`."""
 
 

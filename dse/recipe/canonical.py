@@ -20,8 +20,7 @@ from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import canonical_rules
 from fp4dse.dse.outliers import LearnedClip, TrainedFactors, TrainedScales
 from fp4dse.dse.own_formats import Element
-from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.quantizer import BF16, Quantizer
 from fp4dse.dse.record import Part, plain_parts
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.stages import STAGES, Dgrad, Wgrad
@@ -81,8 +80,7 @@ def _as_trained(recipe: Recipe) -> Recipe:
     learns = bool(recipe.layers) or any(isinstance(q.outliers, kinds) for q in operands)
     if training.trains == "learned" and learns:
         return recipe
-    bf16 = QUANTIZERS["bf16"]
-    sides = {"dgrad": Dgrad(bf16, bf16), "wgrad": Wgrad(bf16, bf16), "estimator": Estimator()}
+    sides = {"dgrad": Dgrad(BF16, BF16), "wgrad": Wgrad(BF16, BF16), "estimator": Estimator()}
     untrained = Training(rollout=training.rollout, trains="none")
     return _replaced(recipe, training=untrained, **({} if recipe.layers else sides))
 

@@ -10,7 +10,7 @@ from fp4dse.dse.estimator import STE
 from fp4dse.dse.exactness import fp8_format, has_factor, product_format
 from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.own_formats import element_name
-from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.quantizer import BF16
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import scale_key
@@ -91,5 +91,5 @@ def _finish(r: Recipe) -> str:
     """The finish, with the formats that its weights meet BF16 in; empty without one."""
     if r.finish is None:
         return ""
-    met = (product_format(QUANTIZERS["bf16"], r.slot(f"{stage}.w")) for stage in r.finish.stages_but_weights)
+    met = (product_format(BF16, r.slot(f"{stage}.w")) for stage in r.finish.stages_but_weights)
     return " ".join([r.finish.label(), *met])

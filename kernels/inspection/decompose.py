@@ -37,7 +37,6 @@ from fp4dse.dse.rounding import Nearest
 from fp4dse.dse.scale import E8M0, FP32, FloatScale
 from fp4dse.kernels.quant.quantize import Quantized, quantize
 
-PARTS = ("scale", "dead", "grid")
 CROSS = (("scale", "dead"), ("scale", "grid"), ("dead", "grid"))
 
 _DEFINED = {"element", "block", "scale", "tensor_scale", "rounding", "range", "scaling", "arithmetic"}

@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import spawn
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
+from fp4dse.dse.quantizer import BF16
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.experts import expert_products, group_layers
@@ -49,7 +50,7 @@ LINK = 50e9
 REPEATS = 10
 WAIT = 0.2
 """Seconds until files of rows are looked at again."""
-PLAIN, BF16 = Quantizer(element="none"), Quantizer(element="bf16")
+PLAIN = Quantizer(element="none")
 EXACT = Formats(results=PLAIN, g=PLAIN, gradients=PLAIN)
 """Formats under which ranks have the bits of one device."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.attention import ATTENTION_PRODUCTS, BF16
+from fp4dse.dse.attention import ATTENTION_PRODUCTS
 from fp4dse.dse.layers.rule import QUANTIZERS as QUANTIZER_FIELDS
 from fp4dse.dse.layers.rule import LayerRule
 
@@ -45,12 +45,12 @@ def by_layer() -> list[Recipe]:
 
 
 def _all_slots(name: str) -> dict[str, Any]:
-    return dict.fromkeys(QUANTIZER_FIELDS, QUANTIZERS[name] if name != "bf16" else BF16)
+    return dict.fromkeys(QUANTIZER_FIELDS, QUANTIZERS[name])
 
 
 def uniform_recipe(name: str) -> Recipe:
     """All six operands in one format."""
-    return Recipe.uniform(QUANTIZERS[name] if name != "bf16" else BF16)
+    return Recipe.uniform(QUANTIZERS[name])
 
 
 def with_core(name: str) -> Recipe:

@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp4dse.dse import Quantizer
+from fp4dse.dse.inject import PARTS
 from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import Hadamard
 from fp4dse.kernels import LaneNumerics, QuantLinear, decompose, lane_sum, why_not_decomposed
-from fp4dse.kernels.inspection.decompose import CROSS, PARTS
+from fp4dse.kernels.inspection.decompose import CROSS
 from fp4dse.kernels.ops.rotation import rotate, signs_of
 
 LARGE = 1e30

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse import ConfigError, Quantizer
+from fp4dse.dse.quantizer import BF16
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.messages import packed, placed, why_not_sent
 
@@ -46,9 +47,9 @@ class Formats(msgspec.Struct, frozen=True):
     """The quantizers that rows are stored by in each all-to-all; element `none` sends FP32."""
 
     x: Quantizer = Quantizer.named("mxfp4")
-    results: Quantizer = Quantizer(element="bf16")
+    results: Quantizer = BF16
     g: Quantizer = Quantizer.named("fp8-1x128")
-    gradients: Quantizer = Quantizer(element="bf16")
+    gradients: Quantizer = BF16
 
     def check(self) -> None:
         """ConfigError for a quantizer whose rows cannot be sent one by one."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fp4dse.dse import QUANTIZERS, ConfigError
+from fp4dse.dse import ConfigError
+from fp4dse.dse.quantizer import BF16
 from fp4dse.kernels import LaneNumerics, lane_mean, lane_sum
 from fp4dse.kernels.lanes import Evaluation
 from fp4dse.tasks.backward import outputs
@@ -29,7 +30,6 @@ from fp4dse.tasks.rl.numerics import SamplingNumerics
 from fp4dse.tasks.rl.problems import Problems
 from fp4dse.tasks.rl.sampling import CachedDecoder, Sampled, gumbel, sample
 
-BF16 = QUANTIZERS["bf16"]
 PROBLEMS, NOISE = 0, 16
 """Sites of the draws."""
 

@@ -30,10 +30,10 @@ from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.factors import is_factor
 from fp4dse.kernels.learned import PREFIX, possible_clips
 from fp4dse.tasks.counting import MOST_PARAMETERS, counting_numerics
+from fp4dse.tasks.start import ENDING
 from fp4dse.tasks.task import Task
 
 OPTION = "--from"
-ENDING = ".safetensors"
 ABOUT = "fp4dse"
 """Key of the metadata: JSON under a single key, because the order of several is not kept."""
 ABOUT_FILE = "fp4dse.json"

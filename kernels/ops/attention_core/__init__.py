@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, Attention, stages_of
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import BF16
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.gemm import GEMMS, pick, product
@@ -134,7 +134,7 @@ class AttentionCore:
             slots = [slot_of(q, i % MOST_SLOTS, device, backend) for q, i in zip(quantizers, mine, strict=True)]
             self.slots |= {f"attention.{name}.{operand}": slot for operand, slot in zip(operands, slots, strict=True)}
             self.products[name] = Product(slots, mine, pick(str(device), quantizers[0], quantizers[1], gemm)[0])
-        bf16 = [Quantizer(element="bf16")] * len(recipes)
+        bf16 = [BF16] * len(recipes)
         slots = [slot_of(bf16, 0, device, backend)] * 2
         self.plain = Product(slots, (0, 0), pick(str(device), bf16, bf16)[0])
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from fp4dse.dse.layers.sensitivity import unit_label
+
 Spend = Literal["step", "products"]
 """Of what a budget is a share: the modelled step of the recipe, or the multiply-adds of the task's model."""
 
@@ -31,7 +33,7 @@ class Measured(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The unit in words."""
-        return self.layers if self.scope == "all" else f"{self.layers}: {self.scope}"
+        return unit_label(self.layers, self.scope)
 
     def cost(self, spend: Spend) -> float:
         """The share that sparing it takes, never below 0."""

@@ -4,12 +4,13 @@ import msgspec
 import pytest
 
 from fp4dse.dse import Hadamard, Quantizer, Recipe
+from fp4dse.dse.inject import PARTS
 from fp4dse.dse.outliers import Residual
 from fp4dse.dse.rollout import ROLLOUT_NAMES, Rollout
 from fp4dse.dse.scale import FP32
 from fp4dse.dse.training import Training
 from fp4dse.kernels import decompose, quantize
-from fp4dse.kernels.inspection.decompose import CROSS, PARTS
+from fp4dse.kernels.inspection.decompose import CROSS
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
 from tests.tasks.rl.little import little
