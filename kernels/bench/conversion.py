@@ -40,9 +40,9 @@ class Case(NamedTuple):
     nbytes: int
 
 
-def conversions(only: Sequence[str] = (), edge: int = EDGE) -> Iterator[Timing]:
-    """The rows, of edge × edge numbers, on the current CUDA device; only: as in `table.bench`."""
-    timed, checked = (cases(*operand(torch.randn(1, n, n, device="cuda"))) for n in (edge, CHECKED))
+def conversions(only: Sequence[str] = ()) -> Iterator[Timing]:
+    """The rows, of EDGE × EDGE numbers, on the current CUDA device; only: as in `table.bench`."""
+    timed, checked = (cases(*operand(torch.randn(1, n, n, device="cuda"))) for n in (EDGE, CHECKED))
     for case, small in zip(timed, checked, strict=True):
         if not named(case.what, only):
             continue

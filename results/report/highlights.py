@@ -11,9 +11,9 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called, many, number, spoken, typeset
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.report.technique_findings import everywhere, helps
-from fp4dse.results.text.pareto_table import metric_title, noise_text
+from fp4dse.results.text.pareto_table import metric_title
 from fp4dse.results.text.pareto_table import number as digits
-from fp4dse.results.text.ratios import best
+from fp4dse.results.text.ratios import best, size
 
 QUERIES = (
     "SELECT count(DISTINCT config_id) FILTER (NOT is_baseline) AS recipes, count(DISTINCT task) AS tasks, count(*) AS "
@@ -80,7 +80,7 @@ def _baseline(floor: pd.DataFrame) -> str:
     metric = f", {escape(title)} {number(line['val_metric'], digits(line['val_metric']))}" if title else ""
     noise = "with one seed its noise floor is unknown"
     if math.isfinite(line["noise_floor"]):
-        floor_text = number(line["noise_floor"], typeset(noise_text(line["noise_floor"])))
+        floor_text = number(line["noise_floor"], typeset(size(line["noise_floor"])))
         noise = f"from seed to seed it differs by {floor_text} (noise floor)"
     reached = f"a loss of {number(line['val_loss'], digits(line['val_loss']))}"
     return f"{reached}{metric}; {noise}."

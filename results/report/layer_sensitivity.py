@@ -58,7 +58,7 @@ def _study(runs: pd.DataFrame, study: Study) -> str:
     figure = plot(_figure(lines), "Up is what sparing a unit gains, right what it costs.")
     rows = [_unit(line, lines["step"].notna().any()) for line in lines.to_dict("records")]
     columns = [("unit", "label"), ("alone", "n"), ("sparing gains", "n"), ("of the multiply-adds", "n")]
-    columns += [("of the step", "n")] if lines["step"].notna().any() else []
+    columns += [(f"of the step ({study.step_of})", "n")] if lines["step"].notna().any() else []
     html = f"<h3>{escape(study.label)}</h3>{figure}{table(columns, rows)}"
     return html + "".join(_choice(runs, study, choice) for choice in study.choices)
 

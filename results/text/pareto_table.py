@@ -146,14 +146,9 @@ def baseline_text(floor: pd.DataFrame) -> str:
     metric = f", {title} {number(line['val_metric'])}" if title else ""
     noise = "noise floor unknown (needs 2 seeds)"
     if math.isfinite(line["noise_floor"]):
-        noise = f"noise floor {noise_text(line['noise_floor'])} (BF16 at another seed)"
+        noise = f"noise floor {size(line['noise_floor'])} (BF16 at another seed)"
     reached = f"val loss {number(line['val_loss'])}{metric}, lr {line['lr']:g}, {counted(line['seeds'], 'seed')}"
     return f"BF16: {reached}; {noise}"
-
-
-def noise_text(floor: float) -> str:
-    """`9.5 %`, `× 2.31` or `1.2 points`. floor: of noise_floor."""
-    return size(floor)
 
 
 def gap_text(line: pd.Series) -> tuple[str, str]:

@@ -78,7 +78,8 @@ def budget_sentence(study: Study, choice: Spared) -> str:
 
 
 def about(study: Study, lines: pd.DataFrame) -> str:
-    """Recipe, task, rate and seeds of the table of units; the sums of the effects; agreement with the scores."""
+    """Recipe, task, rate and seeds of the table of units; the sums of the effects; what the step is of; agreement with
+    the scores."""
     seeds = counted(len(study.seeds), "seed")
     says = (
         f"{study.label} on {study.task}:{study.preset}, lr {study.lr:g}, {seeds}; intervals hold for all units at once"
@@ -87,6 +88,8 @@ def about(study: Study, lines: pd.DataFrame) -> str:
     if len(known) == len(lines) and len({unit.scope for unit in study.units}) == 1 and len(lines):
         alone, gain = (change(float(known[name].sum())) for name in ("alone", "gain"))
         says += f"\nsum over all units: alone {alone}, sparing gains {gain}"
+    if lines["step"].notna().any():
+        says += f"\nof the step: as modelled for {study.step_of}"
     if lines["fisher"].notna().any():
         alone, gain = (correlation(*of) for of in fisher_agreement(lines).values())
         says += f"\nFisher score of BF16: Spearman {alone} with alone, {gain} with the gain"
@@ -102,4 +105,5 @@ def study_facts(runs: pd.DataFrame, study: Study) -> dict[str, Any]:
         for choice in study.choices
     ]  # fmt: skip
     facts = {"recipe": study.label, "task": f"{study.task}:{study.preset}", "lr": study.lr, "seeds": list(study.seeds)}
+    facts["step_of"] = study.step_of
     return {**facts, "units": records(sensitivity(runs, study)), "choices": choices}

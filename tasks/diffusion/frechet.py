@@ -35,19 +35,25 @@ GREY = 96
 
 
 class Reference(NamedTuple):
-    """features: float32 [n, H, W, C] in [-1, 1] -> float64 [n, FEATURES]; mean and covariance of the training images;
-    accuracy of the classifier on held-out images."""
+    """features: float32 [n, H, W, C] in [-1, 1] -> float64 [n, FEATURES]; mean and covariance of the training
+    images."""
 
     features: Callable[[Tensor], Tensor]
     mean: Tensor
     covariance: Tensor
-    accuracy: float
 
 
 @cache
 def reference(data: Callable[[], Images]) -> Reference:
-    """The classifier of the data, trained."""
+    """The features of the data's classifier, trained, and what the training images have."""
     images = data()
+    features, _ = classifier(images)
+    return Reference(features, *_moments(features(_scaled(images.train[:MOST_REAL], images.top))))
+
+
+def classifier(images: Images) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
+    """The features of the classifier, as in Reference, and the head [n, FEATURES] -> [n, classes], in float32. Where
+    all images are of one class, the classes are quarter turns."""
     turned = images.classes < 2 and images.shape[0] == images.shape[1]
     classes = 4 if turned else max(2, images.classes)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -68,12 +74,7 @@ def reference(data: Callable[[], Images]) -> Reference:
     def features(x: Tensor) -> Tensor:
         return torch.cat([body(part) for part in x.split(500)]).double()
 
-    x, y = images.held_out, images.held_out_labels
-    if turned:
-        y = torch.arange(len(x)) % 4
-        x = _turned(x, y)
-    accuracy = (head(features(_scaled(x, images.top)).float()).argmax(1) == y).double().mean().item()
-    return Reference(features, *_moments(features(_scaled(images.train[:MOST_REAL], images.top))), accuracy)
+    return features, head
 
 
 @torch.no_grad()

@@ -116,25 +116,22 @@ class Exchange:
         self.formats.check()
         self.sent: dict[str, int] = {}
 
-    def dispatch(self, x: Tensor, plan: Plan) -> Tensor:
-        """This rank's tokens x [L, M, D] -> what its experts get, float32 [L, E/n, room, D], zeros in empty places."""
-        return self.end(self.begin(x, plan))
+    def begin(self, x: Tensor, plan: Plan) -> Passage:
+        """This rank's tokens x [L, M, D] on their way to the experts. `end` gives what this rank's experts get, float32
+        [L, E/n, room, D], zeros in empty places."""
+        return self._begun(_Passage(self, plan, _TO_EXPERTS), x)
 
     def combine(self, results: Tensor, plan: Plan) -> Tensor:
         """Results of this rank's experts [L, E/n, room, D] -> those of its tokens' choices, float32 [L, M, k, D], zeros
         for choices that were dropped."""
         return self.end(self.begin_combine(results, plan))
 
-    def begin(self, x: Tensor, plan: Plan) -> Passage:
-        """The first half of `dispatch`: the tokens are under way."""
-        return self._begun(_Passage(self, plan, _TO_EXPERTS), x)
-
     def begin_combine(self, results: Tensor, plan: Plan) -> Passage:
         """The first half of `combine`."""
         return self._begun(_Passage(self, plan, _TO_TOKENS), results)
 
     def end(self, passage: Passage) -> Tensor:
-        """The second half of either."""
+        """The rows that were under way, once all are there."""
         return _End.apply(*passage)
 
     @staticmethod

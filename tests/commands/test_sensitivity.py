@@ -25,7 +25,14 @@ def test_smoke_from_the_first_lane_to_the_report(tmp_path, monkeypatch, capsys):
     fork_workers(monkeypatch)
     assert call(*ASKED, "--budget", "100%", "--products", "all,wgrad") == 0
     out = capsys.readouterr().out
-    for words in ("attention: wgrad", "sparing gains", "of multiply-adds", "spares ", "measured less predicted"):
+    for words in (
+        "attention: wgrad",
+        "sparing gains",
+        "of multiply-adds",
+        "spares ",
+        "measured less predicted",
+        "llama-8b on gb200",
+    ):
         assert words in out
     assert "the choice, on fresh seeds: " in out
     [shown] = re.findall(r"its recipe: fp4dse (recipe show .*)", out)

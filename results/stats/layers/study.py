@@ -62,7 +62,8 @@ class Spared(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True):
-    """One study of a recipe on a task. baseline_id: BF16 under the recipe's training side."""
+    """One study of a recipe on a task. baseline_id: BF16 under the recipe's training side; step_of: model, chip and
+    revision of the cost model that steps of units are of."""
 
     task: str
     preset: str

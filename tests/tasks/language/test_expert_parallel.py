@@ -56,7 +56,7 @@ class OfRank:
         exchange = Exchange(swap, self.rank, formats)
         x = self.x.clone().requires_grad_()
         here = filled.unflatten(1, (self.ranks, -1))[:, self.rank]
-        results = expert_products(exchange.dispatch(x, plan), self.layers, here)
+        results = expert_products(exchange.end(exchange.begin(x, plan)), self.layers, here)
         back = exchange.combine(results, plan)
         y = sum(back[:, :, n] * self.shares[:, :, n, None] for n in range(CHOICES))
         y.backward(self.g)

@@ -15,6 +15,7 @@ from fp4dse.dse.layers.sensitivity import SCOPES, Grain, alone, products, spared
 from fp4dse.results.stats.layers.knapsack import Option, best_choice, options
 from fp4dse.results.stats.layers.sensitivity import measured_choice, sensitivity
 from fp4dse.results.stats.layers.study import Measured, Spared, Study
+from fp4dse.results.text.sensitivity_table import about
 
 RECIPE, BF16 = Recipe.named("nvfp4").canonical(), Recipe.named("bf16").canonical()
 MODEL = [Place("mlp", i, 4, role, name=f"block{i}.{role}") for i in range(4) for role in ("up", "down")]
@@ -138,3 +139,10 @@ def test_units_that_share_a_product_are_never_taken_together():
         ("fprop", "wgrad"): 3.5,
     }  # fmt: skip
     assert options(study, [np.nan] * 5, "products", SCOPES) == [[]]
+
+
+def test_a_step_is_said_to_be_of_a_model_and_a_chip(rows):
+    units = tuple(msgspec.structs.replace(unit, step=0.1) for unit in STUDY.units)
+    priced = msgspec.structs.replace(STUDY, units=units, step_of="llama-8b on gb200")
+    said, without = (about(study, sensitivity(rows, study)) for study in (priced, STUDY))
+    assert said == f"{without}\nof the step: as modelled for llama-8b on gb200"
