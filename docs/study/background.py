@@ -87,12 +87,21 @@ def wait(at: Path, seconds: float, bring: Callable[[], str], every: float) -> No
 
 
 def _is_there(at: Path) -> bool:
-    """Whether the run's process is there, and no zombie."""
+    """True if the run's process is there, and no zombie."""
     try:
         stat = (Path("/proc") / (at / DRIVER).read_text() / "stat").read_text()
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def cards(device: str) -> int:
+    """The number of GPUs, 1 for a CPU."""
+    if device == "cpu":
+        return 1
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def surroundings(tree: Path) -> dict[str, str]:

@@ -37,8 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from background import SAID, ending, start, wait
-from stages import cards
+from background import SAID, cards, ending, start, wait
 
 SPARE_S = 15.0
 """Seconds by which {left} is short of the end of the run."""

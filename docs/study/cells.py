@@ -1,4 +1,4 @@
-"""What stands in the cells of findings.md's tables, and the tables themselves in Markdown."""
+"""The contents of the cells of findings.md's tables, and the tables themselves in Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often are the effects of the study's questions in their intervals, with the noise of its own recipes?
+"""The share of the effects of the study's questions that are in their intervals, with the noise of its own recipes.
 
     python docs/study/resampled_answers.py language:0.4M 400
 

@@ -38,7 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from background import COPY, FILE, SAID, TREE, ending, start, surroundings, wait
+from background import COPY, FILE, SAID, TREE, cards, ending, start, surroundings, wait
 
 LEAST_S, STORING_S = 20.0, 25.0
 """Seconds that a step must have before it, and those that a sweep has to end in."""
@@ -141,15 +141,6 @@ def run(command: list[str], log: IO[bytes], limit_s: float) -> int:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
-
-
-def cards(device: str) -> int:
-    """The number of GPUs, 1 for a CPU."""
-    if device == "cpu":
-        return 1
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def draw_texts(presets: Iterable[str]) -> None:

@@ -24,6 +24,11 @@ def modules() -> list[Path]:
     return [*(ROOT / name for name in TOP), *(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))]
 
 
+def scripts() -> list[Path]:
+    """Programs of the study, which are no part of the package."""
+    return [*(ROOT / "docs" / "study").glob("*.py")]
+
+
 @cache
 def parsed(source: str) -> ast.Module:
     """Several tests ask for the same modules, and parsing all of them takes seconds."""

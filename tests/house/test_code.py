@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tests.each import each
-from tests.house.modules import ROOT, modules, parsed
+from tests.house.modules import ROOT, modules, parsed, scripts
 
 MOST_PARAMETERS = 10
 _OPERATOR = "a custom operator: torch hands it tensors and numbers one by one, its one wrapper takes a record"
@@ -201,7 +201,7 @@ def questions(source: str) -> list[str]:
 
 
 def test_a_docstring_begins_with_what_a_thing_is_or_does():
-    found = {str(file.relative_to(ROOT)): questions(file.read_text()) for file in modules()}
+    found = {str(file.relative_to(ROOT)): questions(file.read_text()) for file in (*modules(), *scripts())}
     assert not {name: texts for name, texts in found.items() if texts}
 
 
@@ -233,8 +233,8 @@ def not_there(sources: dict[str, str], tree: Iterable[str]) -> set[str]:
 
 
 def test_modules_that_docstrings_and_comments_name_exist():
-    tree = [str(file.relative_to(ROOT)) for folder in ("tests", "docs") for file in (ROOT / folder).rglob("*.py")]
-    sources = {str(file.relative_to(ROOT)): file.read_text() for file in modules()}
+    tree = [str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("*.py")]
+    sources = {str(file.relative_to(ROOT)): file.read_text() for file in (*modules(), *scripts())}
     assert not_there(sources, [*sources, *tree]) == ELSEWHERE.keys()
 
 
