@@ -13,7 +13,6 @@ products are the columns of the result. Only the others are padded to the stage'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -21,19 +20,16 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
-from fp4dse.dse.channels import Corrected, Held
-from fp4dse.dse.exactness import fp8_formats, has_factor, is_fp8_itself
-from fp4dse.dse.quantizer import BF16
-from fp4dse.kernels.gemm import GEMMS, Filled, pick, product
-from fp4dse.kernels.ops.fp8 import DTYPES, is_taken
+from fp4dse.dse import STAGES, Hadamard
+from fp4dse.dse.channels import Corrected
+from fp4dse.kernels.gemm import GEMMS, Filled, product
+from fp4dse.kernels.ops.fp8 import is_taken
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.products import AS_IT_IS, Finish, finished
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
-from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
-from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Scaled, Spectral, laid_out, make_slot, slot_of
+from fp4dse.kernels.quant.operand.kinds import Converted, Repeated, Scaled, Spectral, laid_out
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
 from fp4dse.kernels.quant.operand.paths import written_both
 from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Stored, Term, Use
@@ -299,7 +295,7 @@ class Stage(msgspec.Struct):
         return self.slots[name].rotates(use) and not self._other(name).multiplies_rest
 
 
-def both_in_fp8(name: str, stages: tuple[Stage, Stage], x: Tensor, use: Use) -> tuple[Operand, ...]:
+def operands_of_both(name: str, stages: tuple[Stage, Stage], x: Tensor, use: Use) -> tuple[Operand, ...]:
     """x [L, R, C], an operand of this name of both stages, for products in FP8: contracted over C in the first and over
     R in the second, from one read. Empty where a kernel does not do so."""
     uses, quantizers = [], []
@@ -317,82 +313,3 @@ def both_in_fp8(name: str, stages: tuple[Stage, Stage], x: Tensor, use: Use) -> 
 def _is_one_product(of: Operand) -> bool:
     """True if the operand has one term and nothing that is multiplied apart."""
     return len(of.terms) == 1 and of.rest is None and of.part is None and of.apart is None
-
-
-def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, backend: Backend) -> dict[str, Stage]:
-    """The three stages by name, for recipes of equal structural signature, one a lane, with the GEMM backend that is
-    wanted (gemm.pick)."""
-    stages = {}
-    for name, operands in STAGES.items():
-        a, b = ([recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes] for operand in operands)
-        slots = {operand: make_slot(recipes, f"{name}.{operand}", device, backend) for operand in operands}
-        rotation = recipes[0].canonical().rotation(name)
-        stages[name] = _stage(name, slots, (a, b), rotation, gemm, device)
-    channels = recipes[0].canonical().fprop.channels
-    if channels is None:
-        return stages
-    choice = Choice(channels, stages["fprop"].slots["x"].state)
-    apart = ["fprop"] if isinstance(channels, Corrected) or not channels.wgrad else ["fprop", "wgrad"]
-    for name in apart:
-        held = _held_stage(name, recipes, channels, gemm, device, backend) if isinstance(channels, Held) else None
-        stages[name].choice, stages[name].held = choice, held
-        stages[name].gemm_why_not += held.gemm_why_not if held else ()
-    return stages
-
-
-def but_weights(
-    recipes: Sequence[Recipe],
-    own: Mapping[str, Stage],
-    plain: Mapping[str, Stage],
-    gemm: str,
-    device: torch.device,
-) -> dict[str, Stage]:
-    """The stages that have a weight, with its slot and their rotation from `own`, and the other operand's slot from
-    `plain`."""
-    stages = {}
-    for name in ("fprop", "dgrad"):
-        slots = {of: own[name].slots[of] if of == "w" else plain[name].slots[of] for of in STAGES[name]}
-        weights = [recipe.slot(f"{name}.w").canonical() for recipe in recipes]
-        bf16 = [BF16] * len(recipes)
-        stages[name] = _stage(name, slots, (bf16, weights), own[name].rotation, gemm, device)
-    return stages
-
-
-def _held_stage(
-    name: str, recipes: Sequence[Recipe], channels: Held, gemm: str, device: torch.device, backend: Backend
-) -> Stage:
-    """The stage of channels that are held in another format: in it, but for operands that are plain. It takes no FP8:
-    nothing carries what its slots would keep from step to step."""
-    quantizers: dict[str, list[Quantizer]] = {}
-    for operand in STAGES[name]:
-        own = [recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes]
-        quantizers[operand] = own if own[0].is_plain else [channels.format.canonical()] * len(own)
-    slots = {
-        operand: slot_of(of, SLOTS.index(f"{name}.{operand}"), device, backend) for operand, of in quantizers.items()
-    }
-    a, b = quantizers.values()
-    in_fp8 = gemm == "fp8-exact"
-    stage = _stage(name, slots, (a, b), None, "exact" if in_fp8 else gemm, device)
-    stage.gemm_why_not += (f"{gemm} not taken for channels that are held in another format",) if in_fp8 else ()
-    return stage
-
-
-def _stage(
-    name: str,
-    slots: dict[str, Slot],
-    quantizers: tuple[Sequence[Quantizer], Sequence[Quantizer]],
-    rotation: Hadamard | None,
-    gemm: str,
-    device: torch.device,
-) -> Stage:
-    """The stage with the backend that takes operands of these canonical quantizers, one a lane each."""
-    chosen, why_not = pick(str(device), *quantizers, gemm)
-    formats: dict[str, torch.dtype] = {}
-    if GEMMS[chosen].fp8:
-        found = fp8_formats(*quantizers)
-        assert found is not None  # or the backend had a reason
-        formats = {operand: DTYPES[form] for operand, form in zip(slots, found, strict=True)}
-    pairs = list(zip(slots, quantizers, strict=True))
-    itself = frozenset(x for x, of in pairs if formats and all(map(is_fp8_itself, of)))
-    of_one = frozenset(x for x, of in pairs if not any(map(has_factor, of)))
-    return Stage(name, slots, rotation, chosen, why_not, formats, itself, of_one)

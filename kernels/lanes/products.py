@@ -19,7 +19,7 @@ from fp4dse.kernels.ops.attention_core import attention_core
 from fp4dse.kernels.ops.products import Finish
 from fp4dse.kernels.quant.operand.records import Operand, Rotation, Saved, Stored
 from fp4dse.kernels.quant.operand.stored import restored, stored
-from fp4dse.kernels.stage import Stage, both_in_fp8
+from fp4dse.kernels.stage import Stage, operands_of_both
 
 
 class Forward(NamedTuple):
@@ -80,7 +80,7 @@ class LaneProducts(LaneStages):
             return ()
         dgrad, wgrad, use = self.stage("dgrad", layer), self.stage("wgrad", layer), self.use(layer)
         if dgrad.takes_fp8(g, w, (2, 1), self.filled) and wgrad.takes_fp8(g, x, (1, 1), self.filled):
-            return both_in_fp8("g", (dgrad, wgrad), g, replace(use, takes_fp8=True))
+            return operands_of_both("g", (dgrad, wgrad), g, replace(use, takes_fp8=True))
         return ()
 
     def forward(

@@ -16,11 +16,12 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.lanes.moment import Moment
+from fp4dse.kernels.make_stages import but_weights, make_stages
 from fp4dse.kernels.ops.attention_core import AttentionCore
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.kinds import Converted
 from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.stage import Stage, but_weights, make_stages
+from fp4dse.kernels.stage import Stage
 
 BASELINE = Recipe.named("bf16")
 """The recipe of precise layers and stages."""
