@@ -6,7 +6,9 @@
 
 So the six slots are those of a linear layer, and a block of a scale lies along (kh, kw, Cin). The channels of an image
 stand last, so a block that divides Cin stays within one pixel. Columns are kh·kw times the image, and are made again
-for dW: what is kept for the backward pass is the image.
+for dW: what is kept for the backward pass is the image, also where codes are wanted (`LaneNumerics.packed`).
+Codes of 4 bits, 17/32 bytes each, take less than an image in BF16 where windows overlap little, but that image is often
+kept beside them: a normalisation, a ReLU or another convolution has it, too.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.records import Stored
 
 ANYWHERE = Place()
+WHY_IMAGES = "convolutions: they keep images, and columns of these are made and quantized again"
 
 
 class _QuantLinear(Function[Tensor]):
@@ -48,6 +49,8 @@ class _QuantLinear(Function[Tensor]):
         w = _rounded("w", w, numerics, layer)
         ctx.needs_forward_x = numerics.needs_forward_x(layer)
         ctx.saves_images = window is not None and (not ctx.needs_forward_x or numerics.can_requantize_x(layer))
+        if ctx.saves_images and numerics.keeps_codes(layer):
+            numerics.unpacked.add(WHY_IMAGES)
         save_x, save_w = ctx.needs_input_grad[:2]
         save = save_x and not ctx.saves_images, save_w
         out = numerics.forward(layer, rows, w, save, not ctx.saves_images, b)

@@ -66,6 +66,8 @@ class LaneNumerics(LaneParts):
         """Rules of lanes that no layer meets, one sentence each (`check_layers`)."""
         self.ungrouped: set[str] = set()
         """The reasons why experts were multiplied each by itself."""
+        self.unpacked: set[str] = set()
+        """The reasons why layers kept something else where codes are wanted (layers.py)."""
 
     def add_layer(self, layer: int, place: Place) -> None:
         """Take note of where in the model a layer stands."""
@@ -140,6 +142,7 @@ class LaneNumerics(LaneParts):
         own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
         if self.packed and (reason := self.why_not_packed()):
             own = *own, f"activations not kept as codes ({reason})"
+        own = *own, *(f"activations not kept as codes ({reason})" for reason in sorted(self.unpacked))
         own = *own, *(f"experts multiplied one by one ({reason})" for reason in sorted(self.ungrouped))
         own = *self.idle_rules, *own
         return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))

@@ -100,7 +100,7 @@ class LaneProducts(LaneStages):
         use = replace(use, takes_fp8=stage.takes_fp8(x, w, (2, 2), self.filled))
         is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
         copies = copy_x and "wgrad" in self.requantized and not is_made_again
-        packs = copies and (self.converts(layer) or (self.packed and self.why_not_packed(layer) is None))
+        packs = copies and self.keeps_codes(layer)
         use_x = replace(use, save=save[0], keeping=packs, clip=self._bounds("x", layer))
         qx = stage.operand("x", x, use_x, rotation)
         qw = stage.operand("w", w, replace(use, save=save[1], clip=self._bounds("w", layer)), rotation)

@@ -168,9 +168,13 @@ class LaneStages(Moment):
         return slot.why_not_stored() or by_device(self.seeds.device, cpu=None, cuda=slot.why_not_codes)
 
     def converts(self, layer: int) -> bool:
-        """True if the weight's gradient takes codes of x as they are: they are kept for it in any case."""
+        """True if the weight's gradient takes codes of x as they are, with `packed` or without."""
         is_wanted = isinstance(self.stage("wgrad", layer).slots["x"], Converted)
         return is_wanted and self.stage("fprop", layer).slots["x"].maxima is not None
+
+    def keeps_codes(self, layer: int) -> bool:
+        """True if the backward pass is to take codes of a layer's x."""
+        return self.converts(layer) or (self.packed and self.why_not_packed(layer) is None)
 
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""

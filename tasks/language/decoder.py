@@ -66,7 +66,9 @@ class Shape(msgspec.Struct, frozen=True):
         return self.heads, self.kv_heads or self.heads, self.head_width or self.width // self.heads
 
     def parameters(self, vocabulary: int) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape of one lane."""
+        """Parameter name -> shape of one lane. ConfigError for a mixture that cannot be."""
+        if self.experts:
+            self.mixture.check(self.experts)
         shapes: dict[str, tuple[int, ...]] = {"embed": (vocabulary, self.width)}
         heads, kv_heads, size = self.of_heads
         for i in range(self.depth):

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
@@ -43,6 +43,7 @@ BALANCE = 0.01
 """Weight of the balance loss (2101.03961)."""
 PLACES = 16
 """Positions of an expert are a multiple of it: what a block needs."""
+Balance = Literal["loss", "bias"]
 
 
 class Mixture(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class Mixture(msgspec.Struct, frozen=True):
     chosen: int = 2
     shared: int = 0
     capacity: float | None = 1.5
-    balance: Literal["loss", "bias"] = "loss"
+    balance: Balance = "loss"
 
     def positions(self, tokens: int, experts: int) -> int:
         """Positions of an expert."""
@@ -71,6 +72,10 @@ class Mixture(msgspec.Struct, frozen=True):
             raise ConfigError("chosen", self.chosen, f"2 to {experts}, the number of experts")
         if self.capacity is not None and not 0 < self.capacity < math.inf:
             raise ConfigError("capacity", self.capacity, "a number above 0, or None for room for every token")
+        if self.shared < 0:
+            raise ConfigError("shared", self.shared, "a width above 0, or 0 for no MLP that every token has")
+        if self.balance not in get_args(Balance):
+            raise ConfigError("balance", self.balance, " or ".join(get_args(Balance)))
 
 
 class Experts(nn.Module):

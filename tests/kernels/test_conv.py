@@ -182,6 +182,38 @@ def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns():
         assert kept_times(from_forward(q)) == times
 
 
+HOPPER = Recipe.named("hopper-moe-fp4")
+CONVERTED = msgspec.structs.replace(HOPPER, wgrad=msgspec.structs.replace(HOPPER.wgrad, source="converted"))
+HELD = from_forward(
+    msgspec.structs.replace(NVFP4, tensor_scale=msgspec.structs.replace(NVFP4.tensor_scale, amax="held", steps=4))
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "packed", "says"),
+    [
+        (HOPPER, True, True),
+        (CONVERTED, False, True),
+        (HOPPER, False, False),
+        (HELD, True, False),  # whose columns are kept, as codes
+    ],
+)
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_where_codes_are_wanted_and_the_image_is_kept_there_is_a_reason(recipe, packed, says, kernel):
+    lanes = LaneNumerics([recipe] * 2, [0, 1])
+    lanes.packed = packed
+    layer = QuantConv2d(torch.randn(2, 8, kernel, kernel, 16), None, lanes, 1)
+    layer(torch.randn(2, 3, 6, 6, 16))
+    assert any("codes (convolutions: they keep images" in reason for reason in lanes.fallbacks) == says
+
+
+def test_where_no_quantizer_has_codes_that_is_the_only_reason():
+    lanes = LaneNumerics([Recipe.named("nvfp4")] * 2, [0, 1])
+    lanes.packed = True
+    QuantConv2d(torch.randn(2, 8, 3, 3, 16), None, lanes, 1)(torch.randn(2, 3, 6, 6, 16))
+    assert [reason.split(" (")[1][:12] for reason in lanes.fallbacks if "kept as codes" in reason] == ["wgrad.source"]
+
+
 @pytest.mark.parametrize("rotation", [None, Hadamard(size=16)])
 @pytest.mark.parametrize("slot", ["mxfp4", "nvfp4", "none"])
 def test_what_the_backward_pass_quantizes_again_is_what_the_forward_pass_had(monkeypatch, slot, rotation):

@@ -84,24 +84,31 @@ def test_what_tiles_beyond_the_window_lose_is_counted():
     assert lost["flushed"].tolist() == [flushed / (150 * 128), 0]  # of rows padded to whole blocks
 
 
-def layer(lanes, recipe=RECIPE, width=40, packed=False, seeds=None):
-    numerics = LaneNumerics([recipe] * lanes, seeds or range(lanes))
-    numerics.packed = packed
-    return QuantLinear(torch.stack([randn(24, width, seed=s) for s in numerics.seeds.tolist()]), None, numerics, 3)
-
-
 def gradient(of, x):
     of(x).square().sum().backward()
     return of.weight.grad
 
 
-def test_a_lane_has_the_same_gradient_in_any_company_and_keeps_codes_in_any_case():
-    x = torch.stack([randn(70, 40, seed=20 + s) for s in range(7)])
-    seven = gradient(layer(7), x)
-    assert seven.shape == (7, 24, 40)
-    assert torch.equal(seven[[4, 1]], gradient(layer(2, seeds=[4, 1]), x[[4, 1]]))
-    assert torch.equal(seven, gradient(layer(7, packed=True), x))
-    assert torch.isfinite(seven).all()
+def of_lanes(seeds, packed=False, device="cpu"):
+    """y, and the gradients of x [L, 70, 40] and of the weight, in lanes of these seeds with numbers of their own."""
+    numerics = LaneNumerics([RECIPE] * len(seeds), seeds, device)
+    numerics.packed = packed
+    sizes = torch.exp2(torch.tensor([*seeds]) % 11.0)[:, None, None]
+    x, w = (torch.stack([randn(n, 40, seed=20 + seed + n) for seed in seeds]) * sizes for n in (70, 24))
+    x, w = x.to(device), w.to(device)
+    layer = QuantLinear(w, None, numerics, 3)
+    y = layer(x.requires_grad_())
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, layer.weight))]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_lane_has_the_same_bits_in_any_company_and_keeps_codes_in_any_case(device):
+    """Of 64 lanes, of seven, in another order, alone."""
+    together = of_lanes(range(64), device=device)
+    assert all(x.isfinite().all() for x in together)
+    for seeds, packed in (([63], False), ([4, 1], False), ([*range(7)], False), ([*range(7)], True)):
+        few = of_lanes(seeds, packed, device)
+        assert all(torch.equal(a[seeds], b) for a, b in zip(together, few, strict=True))
 
 
 def test_convolutions_make_their_codes_again():

@@ -5,7 +5,7 @@ import torch
 
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.kernels.ops import fp8
-from fp4dse.kernels.ops.fp8 import E5M2, History
+from fp4dse.kernels.ops.fp8 import E4M3, E5M2, History
 from fp4dse.kernels.ops.mxfp4 import window
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton import unfused
@@ -40,9 +40,9 @@ def test_every_code_is_held_while_exponents_lie_within_the_window(dtype):
                 assert not values.float().any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_power_leaves_room_above_what_the_step_before_had(dtype):
-    room = fp8.HEADROOM[dtype]
+@pytest.mark.parametrize(("dtype", "room"), [(E5M2, 2), (E4M3, 1)])
+def test_the_power_leaves_room_above_what_the_step_before_had(dtype, room):
+    """So many binades, as docs/numerics.md says: a number of the next one is not held."""
     for before in (-40, 0, 17):
         top = fp8.top_of(torch.tensor([[6.0 * 2.0**before]]))
         for above in range(-2, room + 3):

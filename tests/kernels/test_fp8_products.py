@@ -267,6 +267,20 @@ def test_a_lane_has_the_same_bits_in_any_company(place, any_size):
         assert torch.equal(place.fp8.multiply(lane_of(a, chosen), lane_of(b, chosen)), together[chosen])
 
 
+@INTERPRETED
+def test_of_64_lanes_each_has_the_bits_that_it_has_alone(place, any_size):
+    """The first, the last and two between, of which 0 and 37 have numbers that FP8 does not hold."""
+    x, y = drawn(64, 16, 128, 2), drawn(64, 16, 128, 2, seed=1)
+    x[0, 5, :32] *= 2.0**-40
+    y[37, 3, 32:64] *= 2.0**-40
+    a, b = operand(x), operand(y, E4M3)
+    assert [torch.nonzero(of.shift.flags.any(2).any(1)).flatten().tolist() for of in (a, b)] == [[0], [37]]
+    together = place.fp8.multiply(a, b)
+    for lane in (0, 36, 37, 63):
+        alone = slice(lane, lane + 1)
+        assert torch.equal(place.fp8.multiply(lane_of(a, alone), lane_of(b, alone)), together[alone])
+
+
 # --- on a device: `pytest -m gpu tests/kernels -k fp8` ------------------------------------------------------------
 
 REAL = [(1, 16384, 3072, 1024), (2, 2736, 1024, 16384), (7, 1024, 1024, 16384), (2, 4096, 1024, 3072)]

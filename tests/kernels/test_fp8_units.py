@@ -99,6 +99,44 @@ def test_a_layer_computes_the_same_in_fp8_units(place, any_size, monkeypatch, on
         assert (got - expected).norm() <= 2e-6 * expected.norm()
 
 
+def of_lanes(seeds, numerics, sizes, device="cpu"):
+    """y, and the gradients of x and w, of two steps in lanes of these seeds, each with numbers of its own; the second
+    step's are far smaller."""
+    rows, columns, length = sizes
+    given = torch.Generator(device), []
+    for seed in seeds:
+        given[0].manual_seed(seed)
+        shapes = (rows, length), (columns, length), (rows, columns)
+        given[1].append([torch.randn(*shape, generator=given[0], device=device) for shape in shapes])
+    x, w, g = (torch.stack(of) for of in zip(*given[1], strict=True))
+    x[:, 5, :32] *= 2.0**-40
+    x, w, found = x.to(numerics.dtype).requires_grad_(), w.requires_grad_(), []
+    for step, scale in ((0, 1.0), (1, 2.0**-12)):
+        numerics.step.fill_(step)
+        y = product(x * scale, w, None, numerics, 1)
+        found += [y.detach(), *torch.autograd.grad(y, (x, w), (g * scale).to(y.dtype))]
+    return found
+
+
+def assert_each_is_what_it_is_alone(made, sizes, device="cpu"):
+    """Of 64 lanes the first, the last and one between, alone; made: seeds -> numerics."""
+    together = of_lanes(range(64), made(range(64)), sizes, device)
+    for lane in (0, 37, 63):
+        numerics = made([lane])
+        assert set(numerics.gemms.values()) == {"fp8-exact"}
+        alone = of_lanes([lane], numerics, sizes, device)
+        assert all(torch.equal(a[lane : lane + 1], b) for a, b in zip(together, alone, strict=True)), lane
+
+
+@pytest.mark.heavy
+@INTERPRETED
+def test_of_64_lanes_of_a_layer_each_has_the_bits_that_it_has_alone(place, any_size, monkeypatch, on_units):
+    kernels = msgspec.structs.replace(PLAIN, operand=fused.operand, fp8=fused.fp8, packed=fused.packed)
+    monkeypatch.setattr(lanes, "backend", lambda _: kernels)
+    of = msgspec.structs.replace(LAYERS["by chance"], gemm="fp8-exact")
+    assert_each_is_what_it_is_alone(lambda seeds: LaneNumerics([of] * len(seeds), seeds), (32, 16, 32))
+
+
 def test_a_layer_of_another_shape_takes_the_products_that_it_takes_without_fp8(on_units):
     """Bit for bit, and nothing is carried from step to step."""
     x, w = torch.randn(2, 5, 72), torch.randn(2, 3, 72)
@@ -199,6 +237,19 @@ def test_a_layer_on_a_device_computes_the_same_in_fp8_units_and_a_lane_what_it_d
         assert got.isfinite().all()
         assert (got.float() - expected.float()).norm() <= 2.0**-8 * expected.float().norm()  # y is rounded to BF16
         assert torch.equal(got[1:], alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mxfp4", "by chance"])
+def test_of_64_lanes_on_a_device_each_has_the_bits_that_it_has_alone(name):
+    """Of a layer that is just large enough."""
+    of, sizes = msgspec.structs.replace(LAYERS[name], gemm="fp8-exact"), (4096, 2048, 1024)
+    assert fp8.is_taken(*sizes)
+
+    def made(seeds):
+        return LaneNumerics([of] * len(seeds), seeds, "cuda", dtype=torch.bfloat16)
+
+    assert_each_is_what_it_is_alone(made, sizes, "cuda")
 
 
 @pytest.mark.gpu

@@ -31,46 +31,54 @@ def randn(*shape, seed=0):
 
 
 X, G = randn(LANES, TOKENS, WIDTH), randn(LANES, TOKENS, WIDTH, seed=1)
-SHARES = torch.softmax(randn(LANES, TOKENS, CHOICES, seed=2), -1)
-CHOSEN = torch.stack([randn(LANES, TOKENS, EXPERTS, seed=3).add(torch.tensor([1.5, 0, 0, 0])).topk(2).indices])[0]
+
+
+def routed(choices):
+    """Shares [L, M, k] and chosen experts [L, M, k] of so many choices of a token."""
+    scores = randn(LANES, TOKENS, EXPERTS, seed=3).add(torch.tensor([1.5, 0, 0, 0]))
+    return torch.softmax(randn(LANES, TOKENS, choices, seed=2), -1), scores.topk(choices).indices
+
+
+_, CHOSEN = routed(CHOICES)
 
 
 class OfRank:
     """The experts of one rank: a product each, in the recipe of 2603.02731, and its part of the batch."""
 
-    def __init__(self, rank, ranks, recipe="hopper-moe-fp4"):
+    def __init__(self, rank, ranks, recipe="hopper-moe-fp4", choices=CHOICES):
         numerics = LaneNumerics([Recipe.named(recipe).canonical()] * LANES, [0, 1])
         first, count = rank * EXPERTS // ranks, EXPERTS // ranks
         place = Place("mlp", 0, 1, "up", True)
         weights = [randn(LANES, WIDTH, WIDTH, seed=10 + first + e) for e in range(count)]
         self.layers = [QuantLinear(w, None, numerics, e, place) for e, w in enumerate(weights)]
         group_layers(self.layers, first)
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self.choices = rank, ranks, choices
+        shares, self.of_all = routed(choices)
         own = slice(rank * TOKENS // ranks, (rank + 1) * TOKENS // ranks)
-        self.x, self.g, self.shares, self.chosen = (of[:, own] for of in (X, G, SHARES, CHOSEN))
+        self.x, self.g, self.shares = (of[:, own] for of in (X, G, shares))
 
-    def run(self, swap, formats=EXACT, chosen=CHOSEN):
-        """Outputs, gradients of x and of each weight, and bytes sent. chosen: of all ranks."""
-        _, _, choices_of, filled = dispatch(chosen, EXPERTS, ROOM)
-        plan = make_plan(choices_of, TOKENS, CHOICES, ROOM, (self.rank, self.ranks))
+    def run(self, swap, formats=EXACT):
+        """Outputs, gradients of x and of each weight, and bytes sent."""
+        _, _, choices_of, filled = dispatch(self.of_all, EXPERTS, ROOM)
+        plan = make_plan(choices_of, TOKENS, self.choices, ROOM, (self.rank, self.ranks))
         exchange = Exchange(swap, self.rank, formats)
         x = self.x.clone().requires_grad_()
         here = filled.unflatten(1, (self.ranks, -1))[:, self.rank]
         results = expert_products(exchange.end(exchange.begin(x, plan)), self.layers, here)
         back = exchange.combine(results, plan)
-        y = sum(back[:, :, n] * self.shares[:, :, n, None] for n in range(CHOICES))
+        y = sum(back[:, :, n] * self.shares[:, :, n, None] for n in range(self.choices))
         y.backward(self.g)
         return y.detach(), x.grad, torch.stack([layer.weight.grad for layer in self.layers], 1), exchange.sent
 
 
-def alone(recipe="hopper-moe-fp4"):
+def alone(recipe="hopper-moe-fp4", choices=CHOICES):
     """The same in one process, whose tokens go to experts as `Experts` sends them: FP32, never packed."""
-    of, x = OfRank(0, 1, recipe), X.clone().requires_grad_()
-    positions, tokens_of, choices_of, filled = dispatch(CHOSEN, EXPERTS, ROOM)
+    of, x = OfRank(0, 1, recipe, choices), X.clone().requires_grad_()
+    positions, tokens_of, choices_of, filled = dispatch(of.of_all, EXPERTS, ROOM)
     sent = _GatherRows.apply(x, tokens_of, positions).view(LANES, EXPERTS, ROOM, WIDTH)
     made = expert_products(sent, of.layers, filled).flatten(1, 2)
-    back = _GatherRows.apply(made, positions.flatten(1), choices_of[..., None]).unflatten(1, (TOKENS, CHOICES))
-    y = sum(back[:, :, n] * SHARES[:, :, n, None] for n in range(CHOICES))
+    back = _GatherRows.apply(made, positions.flatten(1), choices_of[..., None]).unflatten(1, (TOKENS, choices))
+    y = sum(back[:, :, n] * of.shares[:, :, n, None] for n in range(choices))
     y.backward(G)
     return y.detach(), x.grad, torch.stack([layer.weight.grad for layer in of.layers], 1)
 
@@ -111,13 +119,16 @@ def joined(found):
     }
 
 
+@pytest.mark.parametrize("choices", [2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_any_number_of_ranks_has_the_bits_of_one_and_drops_what_one_drops(ranks):
-    one = alone()
-    together, _ = joined(on_threads(ranks))
+def test_any_number_of_ranks_has_the_bits_of_one_and_drops_what_one_drops(ranks, choices):
+    """Of three choices it matters in which order their gradients are added; of two it does not."""
+    one = alone(choices=choices)
+    together, _ = joined(on_threads(ranks, choices=choices))
     assert all(map(torch.equal, together, one))
-    _, _, choices_of, _ = dispatch(CHOSEN, EXPERTS, ROOM)
-    assert (choices_of < CHOICES * TOKENS).sum() < CHOSEN.numel()
+    _, chosen = routed(choices)
+    _, _, choices_of, _ = dispatch(chosen, EXPERTS, ROOM)
+    assert (choices_of < choices * TOKENS).sum() < chosen.numel()
 
 
 def test_experts_draw_the_same_wherever_they_are():

@@ -8,6 +8,7 @@ from torch import nn
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.recompute import recomputed
+from fp4dse.tasks.language.decoder import Shape
 from fp4dse.tasks.language.experts import RATE, Experts, Mixture, dispatch, largest, shares
 
 
@@ -154,11 +155,20 @@ def test_more_room_than_tokens_is_not_made():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"chosen": 5}, "chosen: found 5"), ({"chosen": 1}, "accepted: 2 to 4"), ({"capacity": 0.0}, "capacity")],
+    [
+        ({"chosen": 5}, "chosen: found 5"),
+        ({"chosen": 1}, "accepted: 2 to 4"),
+        ({"capacity": 0.0}, "capacity"),
+        ({"shared": -5}, "shared: found -5; accepted: a width above 0, or 0 for no MLP"),
+        ({"balance": "x"}, "balance: found 'x'; accepted: loss or bias"),
+    ],
 )
 def test_a_mixture_that_cannot_be_is_refused(wrong, said):
+    """By itself, and before there are weights of a model with it."""
     with pytest.raises(ConfigError, match=said):
         Mixture(**wrong).check(4)
+    with pytest.raises(ConfigError, match=said):
+        Shape(32, 32, 1, 2, 32, 4, mixture=Mixture(**wrong)).initial(16, [0])
 
 
 # --- biases in place of a loss -----------------------------------------------------------------------------------

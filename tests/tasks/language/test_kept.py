@@ -159,6 +159,21 @@ def test_codes_that_cannot_be_kept_are_a_reason():
     assert not any("codes" in reason for reason in trained("smoke+packed", PACKED["mxfp4"]).numerics.fallbacks)
 
 
+def test_a_convolution_keeps_its_image_and_says_so():
+    """The one layer that is none, the precise head, keeps BF16 for FP32."""
+    lanes = [Lane(Recipe.named("hopper-moe-fp4"), 1e-2, seed) for seed in (0, 1)]
+    tasks = [with_steps(get_task("vision", f"resnet-smoke{ending}"), 1) for ending in ("", "+packed")]
+    plain, packed = (Population(task, lanes, "cpu") for task in tasks)
+    for p in (plain, packed):
+        p.train_step(0)
+    said = "activations not kept as codes (convolutions: they keep images, "
+    assert [any(reason.startswith(said) for reason in p.numerics.fallbacks) for p in (plain, packed)] == [False, True]
+    states = plain.state(1), packed.state(1)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    rows, width = 32, 16
+    assert plain.kept_bytes - packed.kept_bytes == 2 * rows * width * (4 - 2)
+
+
 def test_what_is_counted_is_counted_once():
     assert same("smoke", RECIPES["previous maxima"], counting=True)
 
