@@ -10,7 +10,7 @@ from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import fp8_format, has_factor, product_format
 from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
 from fp4dse.dse.rules.quantizers import quantizer_faults
-from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
+from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, One, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 from tests.each import each
 
@@ -355,7 +355,8 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         return scale_key(scale), getattr(scale, "convention", "")
 
     def layout(q):
-        return q.block, q.codec, q.factors_over, type(q.outliers), samples_of(q.rounding)
+        many = isinstance(q.scale, One) and q.factors_over in ("segment", "tile")
+        return q.block, q.codec, q.factors_over, many, type(q.outliers), samples_of(q.rounding)
 
     a, b = pair
     assert (a.signature() == b.signature()) == (structure(a) == structure(b))
