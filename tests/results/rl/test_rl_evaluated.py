@@ -60,10 +60,14 @@ def test_trained_in_by_evaluated_in_is_what_the_stores_have(page, of_bf16, lanes
     assert [cells[1:] for cells in table(page, "| trained in | evaluated in BF16 |")] == rows
     assert max(abs(x) for x in hangs[1:3]) < 0.5
     text = section(page, TITLE)
-    assert text.startswith(f"**{-four[0][0]:.2f} points, as much as")
-    said = "So {:.2f} is of each policy on the same problems in both formats, but {:.2f} and {:.2f} are not of pairs"
+    assert text.startswith(f"**{-four[0][0]:.2f} points; one that MXFP4 trained loses {-four[1][0]:.2f}.")
+    said = "So {:.2f} is of each policy on the same problems in both formats, and {:.2f} and {:.2f} are not of pairs"
     assert said.format(four[0][0], in_mxfp4[0], hangs[0]) in text
-    assert f"the two lose the same, within half a point (the {hangs[0]:.2f})" in text
+    assert f"the two losses differ by less than half a point (the {hangs[0]:.2f})" in text
+    paired = 100 * (bf16["val_loss"] - mxfp4["val_loss"]).mean()
+    direct = welch(100 * (1 - mxfp4["val_loss"]), 100 * (1 - of_bf16["val_loss"]).to_numpy())
+    assert f"paired by seed ({paired:.2f}), less that {four[0][0]:.2f}" in text
+    assert f"are {direct[0]:.2f} apart ({direct[1]:.2f} to {direct[2]:+.2f})" in text
 
 
 def test_whether_rounding_at_the_end_is_told(page, of_bf16, lanes):

@@ -83,7 +83,7 @@ def test_the_questions_of_the_space_are_answered_by_the_store(page, solved, in_b
     assert "(Holm's p {} and {})".format(*map(short, also[4:6])) in section(page, TITLE)
     at_the_top = section(page, "What was found")
     said = "(QAT) costs [{:.2f} ({:.2f} to {:.2f})](#which-recipes-of-the-space-rl-differ-from-bf16) and in the whole "
-    said += "trainer {:.2f} ({:.2f} to {:.2f}), both significant after correction ({} and {})."
+    said += "trainer {:.2f} ({:.2f} to {:.2f}), both significant after correction ({} and {};"
     limits = [-x for of in (least, most) for x in (of[0], of[2], of[1])]
     assert said.format(*limits, *map(short, adjusted[4:6])) in at_the_top
     mean, low, high, p = found[0]
@@ -149,3 +149,19 @@ def test_three_lanes_of_another_card_are_the_same_to_the_bit(page, space_store, 
     assert len(both) == 3
     assert "and three of BF16 of the space `rl`" in section(page, "What was found")
     assert both["val_loss"].eq(both["val_loss_other"]).all()
+
+
+def test_what_a_trainer_costs_hangs_on_the_rollouts(page, solved):
+    rows = table(page, "| rollouts | QAT less a BF16 trainer |")
+    cells = [("BF16", False), ("W4A16", False), ("W4A16", True), ("W4A4", False)]
+    apart = {}
+    for row, (rollouts, tis) in zip(rows, cells, strict=True):
+        assert row[0] == rollouts + ", TIS" * tis
+        for written, trainer in zip(row[1:], ("QAT", "MXFP4"), strict=True):
+            found = told(solved[label(trainer, rollouts, tis)] - solved[label("BF16", rollouts, tis)])
+            assert written == signed(*found)
+            apart[trainer, rollouts, tis] = -found[0], -found[2], -found[1]
+    text = section(page, "What was found")
+    for trainer in ("QAT", "MXFP4"):
+        mean, low, high = apart[trainer, "W4A4", False]
+        assert f"{mean:.2f} ({low:.2f} to {high:+.2f})" in text
