@@ -54,6 +54,7 @@ zoo: install
 	rm -rf runs/zoo-smoke
 	$(BIN)/fp4dse sweep zoo --task regression:smoke --task vision:smoke --task language:smoke --seeds 1 --store runs/zoo-smoke/store
 	$(BIN)/fp4dse sweep rl --task rl:smoke --seeds 1 --record --store runs/zoo-smoke/rl/store
+	$(BIN)/fp4dse sweep rl-fixes --task rl:smoke --seeds 1 --record --store runs/zoo-smoke/rl-fixes/store
 	$(BIN)/fp4dse sweep finetune --task finetune:smoke --seeds 1 --store runs/zoo-smoke/finetune/store
 
 services:
