@@ -132,8 +132,8 @@ def bench_kept(
     """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4, and
     SwiGLU's in MXFP8.
 
-    On a GPU also the peak memory and the speed of a training of two lanes: at equal recomputation row beside row, at
-    equal memory one without recomputation beside one with it.
+    On a GPU also the peak memory and the speed of a training of two lanes: compare rows of like recomputation, or of
+    like peak.
     """
     from fp4dse.tasks import check_device
     from fp4dse.tasks.bench.kept import bench

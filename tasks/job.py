@@ -1,4 +1,4 @@
-"""Jobs of a worker and their results: plain records that travel as JSON."""
+"""Jobs of a worker and their results, plain records that travel as JSON; its command, and names of a job's files."""
 
 from __future__ import annotations
 

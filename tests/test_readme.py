@@ -165,3 +165,28 @@ def test_linked_files_exist(page):
     here = ROOT if page == "README.md" else ROOT / "docs"
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page])]
     assert not [link for link in links if "://" not in link and not (here / link).exists()]
+
+
+def anchors_of(text):
+    """The anchors of a page's headings, as GitHub makes them; of equal ones those after the first have a number."""
+    found, seen = set(), {}
+    for heading in re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    ):
+        anchor = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+        seen[anchor] = seen.get(anchor, -1) + 1
+        found.add(anchor if not seen[anchor] else f"{anchor}-{seen[anchor]}")
+    return found
+
+
+LINKING = [*PAGES, "study/findings.md", "study/plan.md"]
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_linked_headings_exist(page):
+    file = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    for link in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", file.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if "://" not in link and (not path or path.endswith(".md")):
+            there = (file.parent / path if path else file).read_text(encoding="utf-8")
+            assert anchor in anchors_of(there), link

@@ -11,7 +11,7 @@ from fp4dse.dse.resolution import RESOLVES
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import TASKS
 from fp4dse.tasks.tuned import Point, Tuned, all_tuned, tuned
-from fp4dse.tasks.tuned.resolution import SIZES, is_open, resolution, told
+from fp4dse.tasks.tuned.resolution import SIZES, differ, is_open, resolution
 
 HEAD = """# Tuned presets
 
@@ -42,8 +42,8 @@ low, by a paired t test at 5 %: there it may be the best by luck; in the last co
 losses apart. One seed tells nothing.
 
 The last column is BF16's loss with the best of other weight decays (of 0, 0.1 and 0.3), clipping at norm 1 or both,
-against the preset's own numbers, which it keeps. Tunings since November 28 go on to decay 1 where 0.3 is the best; of
-those before nobody knows whether more is better still.
+against the preset's own numbers, which it keeps. Tunings since November 28 go on to 1 and 3 where the largest that was
+tried, or the preset's own, is the best; of those before nobody knows whether more is better still.
 
 ## Which presets tell recipes apart?
 
@@ -145,7 +145,7 @@ def _others(found: Tuned) -> str:
     if own is None or not others:
         return ""
     best = min(others, key=lambda point: point.mean)
-    return f"{_percent(best.mean - own.mean)}{'' if told(best, own) else ' ?'} ({_with(best)})"
+    return f"{_percent(best.mean - own.mean)}{'' if differ(best, own) else ' ?'} ({_with(best)})"
 
 
 def _with(point: Point) -> str:

@@ -66,10 +66,10 @@ def is_open(found: Tuned, of: str) -> bool:
     if (best := found.best(of)) is None:
         return False
     others = [point for point in found.curve if point.of == of and point.is_own and None not in point.losses]
-    return any(not told(point, best) for point in others if not best.lr / FAR < point.lr < best.lr * FAR)
+    return any(not differ(point, best) for point in others if not best.lr / FAR < point.lr < best.lr * FAR)
 
 
-def told(point: Point, best: Point) -> bool:
+def differ(point: Point, best: Point) -> bool:
     """True if a paired t test of the tuning's seeds tells two points of a curve apart."""
     apart = _differences(_logs(point), _logs(best))
     if len(apart) < 2:
