@@ -216,7 +216,10 @@ def test_an_infinite_number_leaves_no_finite_one_of_its_products_and_touches_no_
     assert torch.allclose(got[held], expected[held], rtol=2e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("way", ["added", "added to bf16", "anew"])
+HEAVY = [pytest.param(way, marks=pytest.mark.heavy) for way in ("added to bf16", "anew")]
+
+
+@pytest.mark.parametrize("way", ["added", *HEAVY])
 def test_tiles_with_a_flag_are_mended_and_others_are_not_touched(place, way):
     """Those of one row's segments in the first lane, and of one column's in the second; one is of both. Either what is
     not held is added, or with a bias the whole is computed anew, and what is there before is NaN."""
@@ -257,6 +260,7 @@ def test_what_is_added_to_a_long_contraction_is_that_of_each_flag(place, any_siz
     assert torch.equal(place.fp8.multiply(a, b).cpu(), torch.bmm(x.double(), y.double().mT).float())
 
 
+@pytest.mark.heavy
 @INTERPRETED
 def test_a_lane_has_the_same_bits_in_any_company(place, any_size):
     x, y = drawn(7, 80, 512, 9), drawn(7, 48, 512, 9, seed=1)

@@ -116,6 +116,7 @@ def killed(_job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.heavy
 def test_a_calibration_that_the_system_ends_is_tried_with_fewer_lanes_and_then_named(tmp_path, monkeypatch):
     plan = plan_sweep(SPACE, tasks=TASKS, store=tmp_path / "none", jobs=1)
     tried = []
