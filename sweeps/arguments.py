@@ -164,16 +164,13 @@ def parse_seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,9}(-\d{1,9})?", part) for part in parts):
         raise ConfigError("--seeds", text, accepted)
-    if len(parts) == 1 and parts[0].isdigit():
-        parts = [f"0-{int(parts[0]) - 1}"] if int(parts[0]) else []
-    seeds: list[int] = []
-    for part in parts:
-        first, _, last = part.partition("-")
-        within = range(int(first), int(last or first) + 1)
-        seeds += within[: MOST_SEEDS + 1]
-        if not within or len(seeds) > MOST_SEEDS:
-            raise ConfigError("--seeds", text, accepted)
-    if not is_seeds(seeds):
+    if len(parts) == 1 and "-" not in text:
+        ranges = [range(int(text))]
+    else:
+        ends = (part.partition("-") for part in parts)
+        ranges = [range(int(first), int(last or first) + 1) for first, _, last in ends]
+    seeds = [seed for one in ranges for seed in one[: MOST_SEEDS + 1]]  # no longer than what is refused
+    if not all(ranges) or not is_seeds(seeds):
         raise ConfigError("--seeds", text, accepted)
     _check_once("--seeds", seeds)
     return seeds
